@@ -1,0 +1,1 @@
+"""The lookup in transformers: the only place that knows torch and transformers."""

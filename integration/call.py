@@ -1,0 +1,344 @@
+"""One `generate` call: what is committed, which logits are at hand, and the wide forward.
+
+The loop stays transformers' own. `Call.prepare` and `Call.forward` stand in for the
+model's two methods while it runs: the first learns which token the loop picked, and
+rolls the cache back if it is not the drafted one; the second hands out the logits at
+hand, or has the model check a whole draft in one wide forward.
+"""
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from transformers import StoppingCriteriaList
+
+from . import support, versions, warm
+from .cache import CallCache
+from .stats import Stats
+
+
+@dataclass
+class Announced:
+    """Inputs that the loop has asked for and will pass to its next forward."""
+
+    ids: torch.Tensor  # (1, length), all ids so far
+    kwargs: dict
+    prepare: object
+    inputs: dict
+    replay: bool = False
+
+    def is_for(self, kwargs) -> bool:
+        """Whether these are the arguments of the forward that was announced."""
+        return any(
+            self.inputs.get(key) is not None and kwargs.get(key) is self.inputs[key]
+            for key in ("input_ids", "decoder_input_ids")
+        )
+
+
+@dataclass
+class Wide:
+    """A draft checked in one forward, and how far the loop has followed it."""
+
+    draft: object
+    tokens: list
+    outputs: object
+    length: int  # ids before the draft, the last committed one included
+    at: int = 0  # drafted tokens that the loop picked too
+
+    def expects(self, token, length) -> bool:
+        return self.at < len(self.tokens) and length == self.length + self.at + 1 and token == self.tokens[self.at]
+
+
+class Call:
+    """State of one call; dies with it.
+
+    Parameters
+    ----------
+    hooks : Hooks
+        The wrappers on the model, and what was learned about it.
+    speculation : Speculation
+        Whose settings and statistics this call uses.
+    config : LookupConfig
+    arguments : dict
+        Those of `generate` that decide whether it can be served: see `support.reason_at_start`.
+    """
+
+    def __init__(self, hooks, speculation, config, arguments):
+        self.hooks = hooks
+        self.model = hooks.model()
+        self.speculation = speculation
+        self.config = config
+        self.stats = Stats(calls=1)
+        self._arguments = arguments
+        self._planned = False
+        self._serving = False
+        self._running = False  # inside a forward of the model's own
+        self._seen_forward = False
+        self._cache: CallCache | None = None
+        self._drafter = None
+        self._written: list = []  # committed since the drafter last heard
+        self._written_ids = None
+        self._length = 0  # ids at the last decode step, its token included
+        self._offset = 0  # entries in the cache before that step's forward, minus those ids
+        self._loop_cache = None  # what the prefill filled
+        self._announced: Announced | None = None
+        self._wide: Wide | None = None
+        self._open_clock = None
+        self._max_length = None
+        self._began = time.perf_counter()
+
+    # -- the plan, before the loop -----------------------------------------------------------------
+
+    def plan(self, generation_config, criteria):
+        """Decide whether this call is served, and return criteria that tell of every committed token."""
+        self._planned = True
+        reason = support.reason_at_start(self.model, generation_config, self._arguments)
+        if reason is not None:
+            self.run_plainly(reason)
+            return criteria
+        self._serving = True
+        self._max_length = criteria.max_length
+        return Watched(criteria, self)
+
+    def run_plainly(self, reason) -> None:
+        """Stop drafting for the rest of the call, and say why."""
+        self._settle()
+        self._serving = False
+        self.stats.reason = reason
+        self.speculation.say_once(f"this call of generate runs plainly, without drafts: {reason}")
+
+    def committed(self, ids) -> None:
+        """Be told that the loop appended a token to `ids`."""
+        self.stats.tokens += 1
+        self._written_ids = ids
+
+    # -- the loop asks for inputs ------------------------------------------------------------------
+
+    def prepare(self, original, ids, kwargs):
+        """Stand in for the model's `prepare_inputs_for_generation`."""
+        if not self._serving or self._running:
+            return original(ids, **kwargs)
+        if self._loop_cache is not None and versions.cache_of(kwargs) is not self._loop_cache:
+            return original(ids, **kwargs)
+        if not versions.is_decode_step(ids, kwargs):
+            return self._announce(original, ids, kwargs)
+        if self._cache is None and not self._start(original, ids, kwargs):
+            return original(ids, **kwargs)
+        return self._prepare_step(original, ids, kwargs)
+
+    def _announce(self, original, ids, kwargs):
+        self._settle()
+        inputs = original(ids, **kwargs)
+        self._announced = Announced(ids, kwargs, original, inputs)
+        return inputs
+
+    def _prepare_step(self, original, ids, kwargs):
+        token = int(ids[0, -1])
+        self._stop_clock()
+        replay = self._wide is not None and self._wide.expects(token, ids.shape[1])
+        self._note(token, ids, self._wide.draft.sources[self._wide.at] if replay else -1)
+        if replay:
+            stub = {("decoder_input_ids" if self.model.config.is_encoder_decoder else "input_ids"): ids[:, -1:]}
+            self._announced = Announced(ids, kwargs, original, stub, replay=True)
+            return {**stub, versions.cache_key(kwargs): self._cache.cache}
+        return self._announce(original, ids, kwargs)
+
+    def _start(self, original, ids, kwargs) -> bool:
+        """At the first decode step: whether the cache can be rolled back."""
+        reason = support.reason_after_prefill(self.hooks, original, ids, kwargs)
+        if reason is not None:
+            self.run_plainly(reason)
+            return False
+        self._cache = CallCache(versions.cache_of(kwargs))
+        self._offset = len(self._cache) - ids.shape[1]
+        return True
+
+    def _note(self, token, ids, source):
+        """Take note of the token committed last."""
+        if len(self.stats.sources) < self.stats.tokens:
+            self.stats.sources.append(int(source))
+        if ids.shape[1] != self._length + 1:  # the first step, or ids that the loop did not grow by one
+            self._drafter = None
+        self._length = ids.shape[1]
+        self._written.append(token)
+
+    # -- the loop runs the model -------------------------------------------------------------------
+
+    def forward(self, original, args, kwargs):
+        """Stand in for the model's `forward`."""
+        if self._running or not self._serving:
+            return original(*args, **kwargs)
+        announced = self._announced
+        if args or announced is None or not announced.is_for(kwargs):
+            if self._wide is not None and versions.cache_of(kwargs) is self._loop_cache:
+                self._settle()  # someone else uses the loop's cache: let it see what plain would hold
+            return original(*args, **kwargs)
+        self._announced = None
+        self._seen_forward = True
+        if announced.replay and self._wide is not None:
+            self._wide.at += 1
+            return support.node_of(self._wide.outputs, self._wide.at)
+        if announced.replay:  # its logits were rolled back in between
+            announced.inputs = announced.prepare(announced.ids, **announced.kwargs)
+            kwargs = {**announced.inputs, "return_dict": True}
+        if self._cache is None:
+            return self._prefill(original, kwargs)
+        return self._step(original, announced, kwargs)
+
+    def _prefill(self, original, kwargs):
+        outputs = self._run(original, kwargs, width=None)
+        self._loop_cache = versions.cache_of(outputs)
+        self.stats.forwards = 1
+        return outputs
+
+    def _step(self, original, announced, kwargs):
+        draft = self._draft(announced.ids)
+        if draft is not None:
+            outputs = self._check(original, announced, kwargs, draft)
+            if outputs is not None:
+                return outputs
+        outputs = self._run(original, kwargs, width=1)
+        self._cache.roll_back(0)
+        return outputs
+
+    def _draft(self, ids):
+        """Return the draft to check now, None for none."""
+        began = time.perf_counter()
+        try:
+            if self._drafter is None:
+                if not self._begin(ids):
+                    return None
+            else:
+                self._drafter.commit(self._written)
+            self._written = []
+            budget = self._room()
+            if budget <= 0:
+                return None
+            draft = self._drafter.draft(budget)
+            if len(draft):
+                draft = self.hooks.within_vocabulary(draft.first_chain().head(budget))
+            return draft if len(draft) else None
+        finally:
+            self.stats.seconds_lookup += time.perf_counter() - began
+
+    def _begin(self, ids) -> bool:
+        if self.speculation.uses_lookup and not warm.ready(wait=self.config.deterministic):
+            return False
+        self._drafter = self.speculation.new_drafter(self.config)
+        self._drafter.begin(np.concatenate([self._arguments["encoder_ids"], ids[0].cpu().numpy()]))
+        return True
+
+    @property
+    def _entries(self):
+        """Committed entries in the cache before the next forward."""
+        return self._length + self._offset
+
+    def _room(self):
+        """How many drafted tokens can be of use, and have a place."""
+        rooms = [1 << 30]
+        if self._max_length is not None:
+            rooms.append(self._max_length - self._length - 1)
+        if self.hooks.positions is not None:
+            rooms.append(self.hooks.positions - self._entries - 1)
+        if self._cache.size is not None:
+            rooms.append(self._cache.size - self._entries - 1)
+        return min(rooms)
+
+    def _check(self, original, announced, kwargs, draft):
+        """Run the wide forward and return the logits of its first position; None if the model would not."""
+        n = len(draft)
+        tokens = draft.tokens.tolist()
+        added = torch.as_tensor([tokens], dtype=announced.ids.dtype, device=announced.ids.device)
+        longer = versions.lengthened(self.model, announced.kwargs, n)
+        inputs = announced.prepare(torch.cat([announced.ids, added], dim=1), **longer)
+        inputs = {**{key: value for key, value in kwargs.items() if key not in inputs}, **inputs}
+        if "logits_to_keep" in inputs:
+            inputs["logits_to_keep"] = n + 1
+        outputs = self._run(original, inputs, width=n + 1)
+        if outputs.logits.shape[1] != n + 1:
+            self._cache.roll_back(n + 1)
+            self.run_plainly(f"the model gave logits for {outputs.logits.shape[1]} of {n + 1} tokens")
+            return None
+        self._wide = Wide(draft, tokens, outputs, announced.ids.shape[1])
+        return support.node_of(outputs, 0)
+
+    def _run(self, original, kwargs, width):
+        """Run a forward of the model's own; `width` None is the prefill."""
+        self._running = True
+        began = time.perf_counter()
+        outputs = original(**kwargs)
+        self._running = False
+        self._open_clock = (width, began)
+        if self.model.device.type == "cpu":
+            self._stop_clock()
+        if width is not None:
+            self.stats.forwards += 1
+        return outputs
+
+    def _stop_clock(self):
+        """Note the seconds of the last forward; an accelerator's has ended once a token was looked at."""
+        if self._open_clock is None:
+            return
+        width, began = self._open_clock
+        self._open_clock = None
+        seconds = time.perf_counter() - began
+        self.stats.seconds_forward += seconds
+        if width is not None:
+            self.speculation.cost.observe(width, seconds)
+
+    # -- rolling back ------------------------------------------------------------------------------
+
+    def _settle(self):
+        """Roll the cache back to the committed tokens, and learn from the draft."""
+        wide, self._wide = self._wide, None
+        if wide is None:
+            return
+        self._cache.roll_back(len(wide.tokens) - wide.at)
+        self.stats.count_draft(len(wide.tokens), wide.at)
+        began = time.perf_counter()
+        self._drafter.learn(wide.draft, range(wide.at))
+        self.stats.seconds_lookup += time.perf_counter() - began
+
+    def close(self) -> None:
+        """End the call, however it ended: the cache holds the committed tokens, the statistics count it."""
+        self._stop_clock()
+        self._count_last()
+        if self._cache is not None:
+            if self._running:
+                self._cache.roll_back_to(self._entries)
+            else:
+                self._settle()
+            self._cache.release()
+        if self._serving and (not self._seen_forward or (self._cache is None and self.stats.tokens > 2)):
+            self.run_plainly(
+                "it did not pass through the model's own prepare_inputs_for_generation and forward where draftless "
+                "stands (replaced, compiled in place, or generated by an inner model); attach after the last "
+                "change to the model, or to the model whose loop runs"
+            )
+        elif not self._planned and self.stats.reason is None:
+            self.run_plainly("it did not reach generate's own loop")
+        self.stats.seconds_total = time.perf_counter() - self._began
+        self.speculation.ended(self.stats)
+
+    def _count_last(self):
+        """The last token has no forward of its own; see whether it was drafted."""
+        if self._written_ids is None or len(self.stats.sources) >= self.stats.tokens:
+            return
+        wide, source = self._wide, -1
+        if wide is not None and wide.expects(int(self._written_ids[0, -1]), self._written_ids.shape[1]):
+            source = int(wide.draft.sources[wide.at])
+            self.stats.count_last_accepted(wide.at)
+        self.stats.sources.append(source)
+
+
+class Watched(StoppingCriteriaList):
+    """The loop's own stopping criteria, telling the call of every token before they judge it."""
+
+    def __init__(self, criteria, call):
+        super().__init__(criteria)
+        self._call = call
+
+    def __call__(self, input_ids, scores, **kwargs):
+        self._call.committed(input_ids)
+        return super().__call__(input_ids, scores, **kwargs)

@@ -1,0 +1,62 @@
+"""What can be served exactly, asked of the model and the call; no list of models."""
+
+from transformers.generation.configuration_utils import GenerationMode
+
+from . import cache as caches
+from . import versions
+
+_SERVED = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
+
+
+def reason_at_start(model, generation_config, arguments) -> str | None:
+    """Return why a call cannot be served, as far as it can be told before the prefill; None if it can.
+
+    Parameters
+    ----------
+    model : transformers model
+    generation_config : GenerationConfig
+        Final, as the loop will use it.
+    arguments : dict
+        `assistant_model`, `custom_generate`, `synced_gpus` as passed to `generate`.
+    """
+    mode = generation_config.get_generation_mode(arguments.get("assistant_model"))
+    if arguments.get("custom_generate") is not None:
+        return "custom_generate brings a loop of its own"
+    if mode not in _SERVED:
+        return f"its mode is {mode.value.replace('_', ' ')}; greedy search and sampling are served"
+    if not generation_config.use_cache:
+        return "use_cache=False leaves nothing to verify against"
+    if model.training:
+        return "the model is in training mode, where dropout draws by width; call model.eval()"
+    if generation_config.is_assistant:
+        return "the model is an assistant of another one"
+    if generation_config.output_attentions and generation_config.return_dict_in_generate:
+        return "output_attentions asks for attention maps of one token at a time"
+    if versions.in_step_with_other_ranks(model, arguments.get("synced_gpus")):
+        return "synced_gpus needs every rank in every forward"
+    if versions.stops_late(model):
+        return "on this device generate checks for the end one step late"
+    return None
+
+
+def reason_after_prefill(hooks, prepare, ids, kwargs) -> str | None:
+    """Return why a call cannot go on with drafts, asked at its first decode step; None if it can."""
+    if ids.shape[0] != 1:
+        return f"it generates {ids.shape[0]} rows at once; one is served"
+    cache = versions.cache_of(kwargs)
+    reason = caches.reason_against(cache)
+    if reason is None and caches.needs_probe(cache) and not hooks.rolls_back(prepare, ids, kwargs):
+        return f"logits after rolling back its cache, a {type(cache).__name__}, differ from those before"
+    return reason
+
+
+def node_of(outputs, at):
+    """Return a wide forward's outputs as those of a forward of its position `at` alone."""
+    one = type(outputs)()
+    for key, value in outputs.items():
+        if key == "logits":
+            value = value[:, at : at + 1]
+        elif key in ("hidden_states", "decoder_hidden_states"):
+            value = tuple(layer[:, at : at + 1].clone() for layer in value)
+        one[key] = value
+    return one

@@ -1,0 +1,260 @@
+"""SuffixIndex: where did the text just written occur before?"""
+
+import random
+from typing import NamedTuple
+
+import numpy as np
+
+from . import kernels
+
+_LARGEST = 2**31 - 1
+_SMALLEST_ROOM = 256
+
+
+class Occurrences(NamedTuple):
+    """Earlier occurrences of the text's end, the best first; two int64 arrays of one length."""
+
+    positions: np.ndarray
+    """Position in the history of the token that followed the occurrence."""
+    lengths: np.ndarray
+    """How many tokens match, counted backwards from there."""
+
+
+class SuffixIndex:
+    """The text so far, and the longest suffix of it that occurs earlier.
+
+    Append-only but for `truncate`. After every `extend` the longest match is known
+    exactly; an occurrence may overlap the suffix, as in `7 7 7`. Of equally long
+    matches the latest wins. How, and at what cost: see `lookup/kernels.py`.
+
+    One index belongs to one text; use several in several threads freely, not one.
+
+    Parameters
+    ----------
+    tokens : ids, optional
+        Indexed at once, as by `extend`.
+    window : int or None, default None
+        Only the latest `window` tokens are searched, and memory stays flat: results are
+        those of a fresh index over the last `window` tokens. None searches all.
+    max_match : int or None, default None
+        Matches longer than this count as this long.
+
+    Examples
+    --------
+    >>> index = SuffixIndex([1, 2, 3, 9, 1, 2, 3])
+    >>> index.match()
+    (3, 3)
+    >>> index.continuation(6).tolist()
+    [9, 1, 2, 3, 9, 1]
+    """
+
+    def __init__(self, tokens=(), *, window: int | None = None, max_match: int | None = None):
+        self._check_limit("window", window)
+        self._check_limit("max_match", max_match)
+        self.window = window
+        self.max_match = max_match
+        self.clear()
+        self.extend(tokens)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._dropped = 0
+        self._tokens = np.empty(_SMALLEST_ROOM, dtype=np.int32)
+        self._links = np.empty(_SMALLEST_ROOM, dtype=np.int32)
+        self._keys = np.full(_SMALLEST_ROOM, kernels.EMPTY, dtype=np.int32)
+        self._heads = np.full(_SMALLEST_ROOM, -1, dtype=np.int32)
+        self._state = np.zeros(kernels.STATE_SIZE, dtype=np.int64)
+        self._state[kernels.MATCH_END] = -1
+        self._state[kernels.SEED] = random.getrandbits(40) | 1
+        self._state[kernels.WINDOW] = self.window or 0
+        self._state[kernels.MAX_MATCH] = self.max_match or 0
+
+    def extend(self, tokens) -> None:
+        """Append tokens, any number of them, in one kernel call.
+
+        Parameters
+        ----------
+        tokens : sequence of int, 1-D integer array or tensor
+            Ids from 0 to 2**31 - 1.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For other shapes, types or values; nothing has been appended then.
+        """
+        new = as_ids(tokens)
+        for part in self._parts(new):
+            kernels.extend(*self._arrays, part)
+
+    def follow(self, tokens, hits, tries, min_match, keep) -> None:
+        """Append like `extend`, learning from each token whether the match before it was right.
+
+        `hits` and `tries`, float64 arrays of one entry a match-length bucket, are changed
+        in place: see `lookup.kernels.follow`.
+        """
+        for part in self._parts(as_ids(tokens)):
+            kernels.follow(*self._arrays, part, hits, tries, min_match, keep)
+
+    def match(self) -> tuple[int, int]:
+        """Return the longest match as (position of the token that followed it, its length).
+
+        (len(self), 0) if nothing matches.
+        """
+        length = int(self._state[kernels.MATCH_LENGTH])
+        if length == 0:
+            return len(self), 0
+        return self._dropped + int(self._state[kernels.MATCH_END]) + 1, length
+
+    def occurrences(self, limit: int, min_match: int = 1, work: int = 65_536) -> Occurrences:
+        """Return the best earlier occurrences: longest match first, then latest first.
+
+        Parameters
+        ----------
+        limit : int
+            At most this many.
+        min_match : int, default 1
+            Matches shorter than this are left out.
+        work : int, default 65,536
+            Elementary steps (links followed, tokens compared) after which the search for
+            more stops; the latest are seen first. The first entry is exact in any case.
+        """
+        if limit < 0:
+            raise ValueError(f"limit must be at least 0; found {limit}")
+        ends = np.empty(min(limit, len(self)), dtype=np.int64)
+        lengths = np.empty_like(ends)
+        found = kernels.occurrences(self._tokens, self._links, self._state, min_match, work, ends, lengths)
+        return Occurrences(ends[:found] + (1 + self._dropped), lengths[:found])
+
+    def continuation(self, n: int) -> np.ndarray:
+        """Return the `n` tokens that the longest match proposes, int32; none without a match.
+
+        Copying runs on past the end of the history: a period repeats.
+        """
+        if n < 0:
+            raise ValueError(f"n must be at least 0; found {n}")
+        if self._state[kernels.MATCH_LENGTH] == 0:
+            n = 0
+        out, sources = np.empty(n, dtype=np.int32), np.empty(n, dtype=np.int64)
+        kernels.copy_on(self._tokens, self._state, self._state[kernels.MATCH_END] + 1, out, sources)
+        return out
+
+    def propose(self, budget, min_match, hits, tries, curve, rate):
+        """Return (tokens, probabilities, sources) of the draft that pays: `lookup.kernels.propose`."""
+        out = np.empty(budget, dtype=np.int32)
+        probabilities = np.empty(budget, dtype=np.float32)
+        sources = np.empty(budget, dtype=np.int64)
+        k = kernels.propose(
+            self._tokens, self._state, min_match, hits, tries, curve, rate, out, probabilities, sources
+        )
+        return out[:k], probabilities[:k], sources[:k] + self._dropped
+
+    def truncate(self, length: int) -> None:
+        """Shrink the text to its first `length` tokens.
+
+        Raises
+        ------
+        ValueError
+            If `length` is negative, larger than the text, or lies before what a window
+            has already forgotten.
+        """
+        if not self._dropped <= length <= len(self):
+            raise ValueError(
+                f"length must be from {self._dropped} (the window has forgotten what was before) "
+                f"to {len(self)}, the length of the text; found {length}"
+            )
+        kernels.truncate(*self._arrays, length - self._dropped)
+
+    def copy(self) -> "SuffixIndex":
+        """Return an index of the same text that shares nothing with this one."""
+        twin = object.__new__(type(self))
+        for name, value in vars(self).items():
+            setattr(twin, name, value.copy() if isinstance(value, np.ndarray) else value)
+        return twin
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """A copy of the tokens that are kept, int32; with a window at least the latest `window`."""
+        return self._tokens[: self._state[kernels.LENGTH]].copy()
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes held by the arrays."""
+        return sum(value.nbytes for value in vars(self).values() if isinstance(value, np.ndarray))
+
+    @property
+    def steps(self) -> int:
+        """Elementary steps that searches have taken so far (links followed, tokens compared)."""
+        return int(self._state[kernels.STEPS])
+
+    def __len__(self) -> int:
+        return self._dropped + int(self._state[kernels.LENGTH])
+
+    def __repr__(self) -> str:
+        return f"SuffixIndex({len(self)} tokens, window={self.window}, match={self.match()[1]})"
+
+    @property
+    def _arrays(self):
+        return self._tokens, self._links, self._keys, self._heads, self._state
+
+    def _parts(self, new):
+        """Yield `new` in pieces for which there is room; with a window, in pieces that it can forget."""
+        size = len(new) if self.window is None else max(self.window, _SMALLEST_ROOM)
+        for start in range(0, len(new), max(size, 1)):
+            part = new[start : start + size]
+            self._make_room(len(part))
+            yield part
+
+    def _make_room(self, more):
+        if self.window is not None and self._state[kernels.LENGTH] + more > 2 * max(self.window, _SMALLEST_ROOM):
+            drop = max(0, int(self._state[kernels.LENGTH]) - self.window)
+            kernels.slide(*self._arrays, drop)
+            self._dropped += drop
+        needed = int(self._state[kernels.LENGTH]) + more
+        if needed > len(self._tokens):
+            size = max(needed, 2 * len(self._tokens))
+            self._tokens, self._links = _grown(self._tokens, size), _grown(self._links, size)
+        if 2 * (int(self._state[kernels.DISTINCT]) + more) > len(self._keys):
+            self._rehash(int(self._state[kernels.DISTINCT]) + more)
+
+    def _rehash(self, distinct):
+        size = len(self._keys)
+        while 2 * distinct > size:
+            size *= 2
+        keys, heads = np.full(size, kernels.EMPTY, dtype=np.int32), np.full(size, -1, dtype=np.int32)
+        kernels.rehash(self._keys, self._heads, keys, heads, self._state[kernels.SEED])
+        self._keys, self._heads = keys, heads
+
+    @staticmethod
+    def _check_limit(name, value):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1):
+            raise ValueError(f"{name} must be a whole number, at least 1, or None; found {value!r}")
+
+
+def as_ids(tokens) -> np.ndarray:
+    """Return token ids as an int32 array of shape (n,); lists, arrays and tensors are taken.
+
+    Raises
+    ------
+    TypeError
+        If they are not whole numbers.
+    ValueError
+        If they are not one-dimensional, or an id is negative or above 2**31 - 1.
+    """
+    if hasattr(tokens, "detach"):
+        tokens = tokens.detach().cpu().numpy()
+    array = np.asarray(tokens)
+    if array.size == 0:
+        array = array.reshape(-1).astype(np.int64)
+    if array.ndim != 1:
+        raise ValueError(f"token ids must have one dimension; found shape {array.shape}; pass one row")
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"token ids must be whole numbers; found {array.dtype}")
+    if array.size and (array.min() < 0 or array.max() > _LARGEST):
+        raise ValueError(f"token ids must be from 0 to {_LARGEST}; found {array.min()} to {array.max()}")
+    return np.ascontiguousarray(array, dtype=np.int32)
+
+
+def _grown(array, size):
+    grown = np.empty(size, dtype=array.dtype)
+    grown[: len(array)] = array
+    return grown

@@ -1,0 +1,270 @@
+"""Compiled: append, match, and grow a draft. One call graph, one file.
+
+Structure: every position links to the previous position of the same token, and an
+open-addressing table holds the latest position of each token. A search walks the links
+of the last token from the latest occurrence to the oldest, comparing backwards, and
+leaves a candidate after one look if it cannot beat the best so far. Between two
+searches a match that goes on is carried: if the longest match ended at p with length m
+and the next token is what followed p, then the longest match is now m + 1 and ends at
+p + 1; anything longer, or as long and later, would have been found before.
+
+Bounds: append O(1) expected; carrying O(1); a search O(occurrences of the last token)
+looks plus the compares of candidates that win; 8 bytes a token plus 8 to 32 a distinct
+token. The table's hash is multiplied by a random odd number of each index, so that a
+text cannot be made to collide in it.
+
+Kernels only: arrays in, integers out, nothing checked, nothing raised; `index.py`
+checks once and makes room. Positions here count from the first token kept.
+"""
+
+import numpy as np
+from numba import njit
+
+# Slots of `state`, int64.
+LENGTH = 0  # tokens kept
+MATCH_END = 1  # where the longest match ends, -1 if there is none
+MATCH_LENGTH = 2  # in tokens
+DISTINCT = 3  # tokens in the table
+SEED = 4  # odd multiplier of the table's hash
+WINDOW = 5  # latest tokens searched; 0 = all
+MAX_MATCH = 6  # 0 = no cap
+STEPS = 7  # elementary steps of searches so far, for tests of the bounds
+STATE_SIZE = 8
+
+EMPTY = -1
+
+# A match of m tokens falls in bucket BUCKETS[min(m, len - 1)].
+BUCKETS = np.array([0, 0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 6, 6, 7, 7, 7, 7] + [8] * 16 + [9], dtype=np.int64)
+
+
+@njit(cache=True, nogil=True)
+def _slot(keys, token, seed):
+    """Where `token` is in the table, or the empty slot where it belongs."""
+    mask = keys.shape[0] - 1
+    slot = ((token + 1) * seed >> 17) & mask
+    while keys[slot] != EMPTY and keys[slot] != token:
+        slot = (slot + 1) & mask
+    return slot
+
+
+@njit(cache=True, nogil=True)
+def rehash(old_keys, old_heads, keys, heads, seed):
+    """Fill the empty table (keys, heads) with the entries of a smaller one."""
+    for i in range(old_keys.shape[0]):
+        if old_keys[i] != EMPTY:
+            slot = _slot(keys, np.int64(old_keys[i]), seed)
+            keys[slot] = old_keys[i]
+            heads[slot] = old_heads[i]
+
+
+@njit(cache=True, nogil=True)
+def _append(tokens, links, keys, heads, state, token):
+    at = state[LENGTH]
+    slot = _slot(keys, np.int64(token), state[SEED])
+    if keys[slot] == EMPTY:
+        keys[slot] = token
+        heads[slot] = -1
+        state[DISTINCT] += 1
+    tokens[at] = token
+    links[at] = heads[slot]
+    heads[slot] = at
+    state[LENGTH] = at + 1
+
+
+@njit(cache=True, nogil=True)
+def _lowest(state):
+    """The first position that is searched."""
+    if state[WINDOW] == 0:
+        return 0
+    return max(0, state[LENGTH] - state[WINDOW])
+
+
+@njit(cache=True, nogil=True)
+def _common(tokens, end, last, most):
+    """How many tokens before and at `end` equal those before and at `last`; at most `most`."""
+    length = 0
+    while length < most and tokens[end - length] == tokens[last - length]:
+        length += 1
+    return length
+
+
+@njit(cache=True, nogil=True)
+def _search(tokens, links, state):
+    """Set the longest match, the latest of equally long ones, from nothing."""
+    state[MATCH_END] = -1
+    state[MATCH_LENGTH] = 0
+    last = state[LENGTH] - 1
+    if last < 1:
+        return
+    low = _lowest(state)
+    cap = state[MAX_MATCH] if state[MAX_MATCH] > 0 else last
+    best = 0
+    end = np.int64(links[last])
+    while end >= low:
+        room = min(end - low + 1, cap)
+        if room <= best:
+            break
+        state[STEPS] += 1
+        if tokens[end - best] == tokens[last - best]:
+            length = _common(tokens, end, last, room)
+            state[STEPS] += length
+            if length > best:
+                best = length
+                state[MATCH_END] = end
+                state[MATCH_LENGTH] = length
+        end = np.int64(links[end])
+
+
+@njit(cache=True, nogil=True)
+def _carry(tokens, links, state):
+    """Set the longest match after one append, from the one before it."""
+    end = state[MATCH_END] + 1
+    last = state[LENGTH] - 1
+    length = state[MATCH_LENGTH] + 1
+    goes_on = end > 0 and tokens[end] == tokens[last]
+    capped = state[MAX_MATCH] > 0 and length > state[MAX_MATCH]
+    clipped = end - length + 1 < _lowest(state)
+    if goes_on and not capped and not clipped:
+        state[MATCH_END] = end
+        state[MATCH_LENGTH] = length
+    else:
+        _search(tokens, links, state)
+
+
+@njit(cache=True, nogil=True)
+def extend(tokens, links, keys, heads, state, new):
+    """Append `new` and find the longest match once, at the end."""
+    for i in range(new.shape[0] - 1):
+        _append(tokens, links, keys, heads, state, new[i])
+    if new.shape[0] == 1:
+        _append(tokens, links, keys, heads, state, new[0])
+        _carry(tokens, links, state)
+    elif new.shape[0] > 1:
+        _append(tokens, links, keys, heads, state, new[new.shape[0] - 1])
+        _search(tokens, links, state)
+
+
+@njit(cache=True, nogil=True)
+def truncate(tokens, links, keys, heads, state, length):
+    """Drop all but the first `length` tokens, and find the longest match again."""
+    for at in range(state[LENGTH] - 1, length - 1, -1):
+        heads[_slot(keys, np.int64(tokens[at]), state[SEED])] = links[at]
+    state[LENGTH] = length
+    _search(tokens, links, state)
+
+
+@njit(cache=True, nogil=True)
+def slide(tokens, links, keys, heads, state, drop):
+    """Forget the first `drop` tokens: shift the rest down and rebuild links and table."""
+    kept = state[LENGTH] - drop
+    keys[:] = EMPTY
+    state[DISTINCT] = 0
+    state[LENGTH] = 0
+    for at in range(kept):
+        _append(tokens, links, keys, heads, state, tokens[at + drop])
+    state[MATCH_END] -= drop
+    if state[MATCH_END] < 0:
+        state[MATCH_END] = -1
+        state[MATCH_LENGTH] = 0
+
+
+@njit(cache=True, nogil=True)
+def occurrences(tokens, links, state, min_match, work, ends, lengths):
+    """Fill `ends`, `lengths` with the best occurrences: longest first, then latest first.
+
+    Stops after `work` elementary steps; the longest match is in any case the first.
+    Returns how many were found.
+    """
+    limit = ends.shape[0]
+    if limit == 0 or state[MATCH_LENGTH] < min_match or state[MATCH_END] < 0:
+        return 0
+    last = state[LENGTH] - 1
+    low = _lowest(state)
+    cap = state[MAX_MATCH] if state[MAX_MATCH] > 0 else last
+    ends[0] = state[MATCH_END]
+    lengths[0] = state[MATCH_LENGTH]
+    found = 1
+    end = np.int64(links[last])
+    while end >= low and work > 0:
+        work -= 1
+        if end != state[MATCH_END]:
+            length = _common(tokens, end, last, min(end - low + 1, cap))
+            work -= length
+            if length >= min_match and (found < limit or length > lengths[found - 1]):
+                at = found if found < limit else limit - 1
+                while at > 1 and lengths[at - 1] < length:
+                    ends[at] = ends[at - 1]
+                    lengths[at] = lengths[at - 1]
+                    at -= 1
+                if at < limit and at > 0:
+                    ends[at] = end
+                    lengths[at] = length
+                    found = min(found + 1, limit)
+        end = np.int64(links[end])
+    return found
+
+
+@njit(cache=True, nogil=True)
+def copy_on(tokens, state, start, out, sources):
+    """Copy what followed: `out` from `start` on, past the end of the history into itself."""
+    length = state[LENGTH]
+    for i in range(out.shape[0]):
+        at = start + i
+        if at < length:
+            out[i] = tokens[at]
+            sources[i] = at
+        else:
+            out[i] = out[at - length]
+            sources[i] = sources[at - length]
+
+
+@njit(cache=True, nogil=True)
+def bucket(length):
+    """The row of the acceptance table for a match of `length` tokens."""
+    return BUCKETS[min(length, BUCKETS.shape[0] - 1)]
+
+
+@njit(cache=True, nogil=True)
+def follow(tokens, links, keys, heads, state, new, hits, tries, min_match, keep):
+    """Append `new` one by one, and learn from each whether the match before it was right.
+
+    `hits` and `tries` count by match length (`bucket`) how often the token that
+    followed the match was the next one; old counts fade by `keep`.
+    """
+    for i in range(new.shape[0]):
+        if state[MATCH_LENGTH] >= min_match:
+            row = bucket(state[MATCH_LENGTH])
+            hits[row] *= keep
+            tries[row] *= keep
+            tries[row] += 1.0
+            if tokens[state[MATCH_END] + 1] == new[i]:
+                hits[row] += 1.0
+        _append(tokens, links, keys, heads, state, new[i])
+        _carry(tokens, links, state)
+
+
+@njit(cache=True, nogil=True)
+def propose(tokens, state, min_match, hits, tries, curve, rate, out, probabilities, sources):
+    """Draft the continuation of the longest match, as long as it pays.
+
+    Of all lengths k the one is taken that maximises the expected tokens saved minus
+    `rate` (tokens per unit of time) times the time that width 1 + k adds (`curve`).
+    Returns k; the draft is in `out[:k]`, `probabilities[:k]`, `sources[:k]`.
+    """
+    if state[MATCH_LENGTH] < min_match or state[MATCH_END] < 0:
+        return 0
+    copy_on(tokens, state, state[MATCH_END] + 1, out, sources)
+    p = 1.0
+    gain = 0.0
+    best = 0.0
+    k = 0
+    for i in range(out.shape[0]):
+        row = bucket(state[MATCH_LENGTH] + i)
+        p *= hits[row] / tries[row]
+        probabilities[i] = p
+        gain += p
+        value = gain - rate * (curve[i + 1] - curve[0])
+        if value > best:
+            best = value
+            k = i + 1
+    return k
