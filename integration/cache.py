@@ -6,9 +6,8 @@ import torch
 
 from . import versions
 
-_JUNK = 3  # tokens that the probe writes and rolls back
-_CLOSE = {torch.float32: 1e-3, torch.float64: 1e-6}  # relative error of rolled-back logits; else:
-_CLOSE_IN_HALF = 5e-2
+_JUNK = 5  # tokens that the probe writes and rolls back
+_NOISE = 5.0  # times the rounding seen (or the machine's, if larger) that a rollback may leave
 
 
 class CallCache:
@@ -102,19 +101,23 @@ def rolls_back(prepare, forward, ids, kwargs, lengthen) -> bool:
     lengthen : callable
         `(kwargs, n)` to the arguments for `n` more tokens.
     """
+    cache = versions.cache_of(kwargs)
     try:
-        rolled, clean = (copy.deepcopy(versions.cache_of(kwargs)) for _ in range(2))
+        rolled, clean, other = (copy.deepcopy(cache) for _ in range(3))
         _run(prepare, forward, _longer(ids, _JUNK), lengthen(_with(kwargs, rolled), _JUNK))
         before = int(versions.self_attention(rolled).get_seq_length())
         versions.remove(versions.self_attention(rolled).layers, _JUNK)
         if int(versions.self_attention(rolled).get_seq_length()) != before - _JUNK:
             return False
         _run(prepare, forward, ids, _with(kwargs, clean))
-        after = [_run(prepare, forward, _longer(ids, 1), _second(lengthen, kwargs, cache)) for cache in (rolled, clean)]
-    except Exception:
+        logits, expected = (
+            _run(prepare, forward, _longer(ids, 1), _second(lengthen, kwargs, each)) for each in (rolled, clean)
+        )
+        wide = _run(prepare, forward, _longer(ids, 1), lengthen(_with(kwargs, other), 1))
+    except Exception:  # whatever this cache cannot do, it cannot be rolled back
         return False
-    error = (after[0] - after[1]).norm() / after[1].norm().clamp(min=1e-6)
-    return bool(error < _CLOSE.get(after[0].dtype, _CLOSE_IN_HALF))
+    rounding = max(float((wide - expected).norm() / expected.norm()), torch.finfo(logits.dtype).eps)
+    return bool((logits - expected).norm() <= _NOISE * rounding * expected.norm())
 
 
 def _second(lengthen, kwargs, cache):
@@ -132,9 +135,10 @@ def _with(kwargs, cache):
 
 
 def _longer(ids, n):
-    return torch.cat([ids, ids[:, -1:].expand(-1, n)], dim=1)
+    """`ids` and `n` more, taken from their beginning so that they are words, and differ."""
+    return torch.cat([ids, ids[:, :n], ids[:, -1:].expand(-1, max(0, n - ids.shape[1]))], dim=1)
 
 
 def _run(prepare, forward, ids, kwargs):
     with torch.no_grad():
-        return forward(**prepare(ids, **kwargs), return_dict=True).logits[:, -1].float()
+        return forward(**prepare(ids, **kwargs), return_dict=True).logits[:, -1]

@@ -71,8 +71,10 @@ class Hooks:
             if hooks is None:
                 hooks = _HOOKED[model] = cls(model)
                 hooks._install(model)
-            yield hooks
-            hooks._remove_if_unused()
+            try:
+                yield hooks
+            finally:
+                hooks._remove_if_unused()
 
     # -- wrappers ----------------------------------------------------------------------------------
 
@@ -147,16 +149,19 @@ class Hooks:
             with _LOCK:
                 self._calls += 1
         before = _RUNNING.set(call)
+        ended = False
         try:
-            return original(*args, **kwargs)
+            result = original(*args, **kwargs)
+            ended = True
+            return result
         finally:
             _RUNNING.reset(before)
             if call is not None:
-                self._end(call)
+                self._end(call, ended)
 
-    def _end(self, call):
+    def _end(self, call, ended):
         try:
-            call.close()
+            call.close(ended)
         finally:
             with _LOCK:
                 self._calls -= 1

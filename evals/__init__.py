@@ -1,0 +1,1 @@
+"""Measurement: the demo now, replays, speed and audits to come. Imports lookup and integration."""
