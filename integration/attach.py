@@ -103,7 +103,7 @@ def generating_module(model) -> GenerationMixin:
                 break
         else:
             raise TypeError(
-                "expected a transformers model that can generate (a GenerationMixin, or a PEFT or compiled model "
-                f"around one); found {type(model).__name__}"
+                "expected a transformers model that can generate (a GenerationMixin, or a PEFT or compiled "
+                f"model around one); found {type(model).__name__}"
             )
     return module

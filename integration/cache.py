@@ -75,7 +75,11 @@ def reason_against(cache) -> str | None:
 def kind(cache) -> tuple:
     """Return what makes two caches alike for a probe: their classes and their layers' classes."""
     inner = versions.self_attention(cache)
-    return (type(cache), type(inner), *sorted({f"{type(layer).__module__}.{type(layer).__name__}" for layer in inner.layers}))
+    return (
+        type(cache),
+        type(inner),
+        *sorted({f"{type(layer).__module__}.{type(layer).__name__}" for layer in inner.layers}),
+    )
 
 
 def needs_probe(cache) -> bool:
@@ -111,7 +115,8 @@ def rolls_back(prepare, forward, ids, kwargs, lengthen) -> bool:
             return False
         _run(prepare, forward, ids, _with(kwargs, clean))
         logits, expected = (
-            _run(prepare, forward, _longer(ids, 1), _second(lengthen, kwargs, each)) for each in (rolled, clean)
+            _run(prepare, forward, _longer(ids, 1), _second(lengthen, kwargs, each))
+            for each in (rolled, clean)
         )
         wide = _run(prepare, forward, _longer(ids, 1), lengthen(_with(kwargs, other), 1))
     except Exception:  # whatever this cache cannot do, it cannot be rolled back
@@ -135,8 +140,8 @@ def _with(kwargs, cache):
 
 
 def _longer(ids, n):
-    """`ids` and `n` more, taken from their beginning so that they are words, and differ."""
-    return torch.cat([ids, ids[:, :n], ids[:, -1:].expand(-1, max(0, n - ids.shape[1]))], dim=1)
+    """`ids` and `n` more like the last, which is a word: others may stand for images."""
+    return torch.cat([ids, ids[:, -1:].expand(-1, n)], dim=1)
 
 
 def _run(prepare, forward, ids, kwargs):

@@ -50,7 +50,7 @@ class Speculation:
         self.config = checked_config(config)
         if drafter is not None and not callable(drafter):
             raise TypeError(
-                f"drafter must be a callable that takes a LookupConfig and returns a Drafter; found {drafter!r}"
+                f"drafter must be a callable, from a LookupConfig to a Drafter; found {drafter!r}"
             )
         if cost is not None and not isinstance(cost, CostModel):
             raise TypeError(f"cost must be a CostModel or None; found {cost!r}")
@@ -111,5 +111,7 @@ def checked_config(config) -> LookupConfig:
     if config is None:
         return LookupConfig()
     if not isinstance(config, LookupConfig):
-        raise TypeError(f"config must be a LookupConfig or None; found {config!r}; try LookupConfig.from_dict(...)")
+        raise TypeError(
+            f"config must be a LookupConfig or None; found {config!r}; try LookupConfig.from_dict(...)"
+        )
     return config

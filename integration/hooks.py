@@ -209,13 +209,15 @@ class Hooks:
     def _compiled_call(self, original, *args, **kwargs):
         call = self._mine()
         if call is not None:
-            call.run_plainly("generate compiles the forward for this cache; pass disable_compile=True to draft")
+            call.run_plainly(
+                "generate compiles the forward for this cache; pass disable_compile=True to draft"
+            )
         return original(*args, **kwargs)
 
     # -- what is known about the model -------------------------------------------------------------
 
     def within_vocabulary(self, draft):
-        """Return the draft cut before the first id that is no word: outside the vocabulary, or a placeholder."""
+        """Return the draft cut before the first id outside the vocabulary, or of a placeholder."""
         bad = draft.tokens >= self._vocabulary
         if len(self._placeholders):
             bad |= np.isin(draft.tokens, self._placeholders)
@@ -232,13 +234,18 @@ class Hooks:
 
 
 def _arguments(model, args, kwargs):
-    """Those arguments of `generate` that decide how it can be served, and ids to search besides the output."""
+    """Those arguments of `generate` that decide how it is served, and ids to search besides the output."""
     names = ("inputs", "generation_config", "logits_processor")
     given = {**dict(zip(names, args)), **kwargs}
     ids = np.empty(0, dtype=np.int64)
     if model.config.is_encoder_decoder:
         inputs = given.get("inputs") if given.get("inputs") is not None else given.get("input_ids")
-        if isinstance(inputs, torch.Tensor) and inputs.ndim == 2 and len(inputs) == 1 and not inputs.is_floating_point():
+        if (
+            isinstance(inputs, torch.Tensor)
+            and inputs.ndim == 2
+            and len(inputs) == 1
+            and not inputs.is_floating_point()
+        ):
             ids = inputs[0].cpu().numpy()
     wanted = {name: given.get(name) for name in ("assistant_model", "custom_generate", "synced_gpus")}
     return {**wanted, "encoder_ids": ids}
@@ -259,7 +266,9 @@ def _positions(model):
 def _ids_to_avoid(model):
     """Return the size of the vocabulary, and the ids that stand for images and the like."""
     embeddings = model.get_input_embeddings()
-    size = getattr(embeddings, "num_embeddings", None) or getattr(_text_config(model), "vocab_size", 2**31 - 1)
+    size = getattr(embeddings, "num_embeddings", None) or getattr(
+        _text_config(model), "vocab_size", 2**31 - 1
+    )
     ids = {
         value
         for name, value in vars(model.config).items()

@@ -40,8 +40,8 @@ class LookupProcessor(Speculation, LogitsProcessor):
         call = running_call()
         if call is None or call.speculation is not self:
             self.say_once(
-                "LookupProcessor has no effect here: pass it in logits_processor=[...] to generate of the model "
-                "that it was made for, before it is closed"
+                "LookupProcessor has no effect here: pass it in logits_processor=[...] to generate of the "
+                "model that it was made for, before it is closed"
             )
         return scores
 

@@ -91,7 +91,15 @@ class Stats:
             self.reasons[call.reason] += 1
             return
         self.calls += 1
-        for name in ("tokens", "forwards", "drafted", "accepted", "seconds_total", "seconds_forward", "seconds_lookup"):
+        for name in (
+            "tokens",
+            "forwards",
+            "drafted",
+            "accepted",
+            "seconds_total",
+            "seconds_forward",
+            "seconds_lookup",
+        ):
             setattr(self, name, getattr(self, name) + getattr(call, name))
         _add(self.drafted_at, call.drafted_at)
         _add(self.accepted_at, call.accepted_at)
@@ -99,9 +107,11 @@ class Stats:
     def __str__(self) -> str:
         lines = [
             f"calls              {self.calls} with drafts, {self.plain_calls} plain",
-            f"tokens             {self.tokens} in {self.forwards} forwards: {self.tokens_per_forward:.2f} per forward",
+            f"tokens             {self.tokens} in {self.forwards} forwards: "
+            f"{self.tokens_per_forward:.2f} per forward",
             f"drafted            {self.drafted}, accepted {self.accepted} ({self.acceptance:.0%})",
-            "accepted by depth  " + (" ".join(f"{share:.2f}" for share in self.acceptance_by_depth[:12]) or "-"),
+            "accepted by depth  "
+            + (" ".join(f"{share:.2f}" for share in self.acceptance_by_depth[:12]) or "-"),
             f"seconds            {self.seconds_total:.3f}: forwards {self.seconds_forward:.3f}, "
             f"lookup {self.seconds_lookup:.3f}, around {self.seconds_around:.3f}",
         ]

@@ -48,7 +48,12 @@ def is_decode_step(ids, kwargs):
     if TOLD_WIDTH:
         return kwargs.get("next_sequence_length") == 1
     position = kwargs.get("cache_position")
-    return kwargs.get("use_cache", True) and position is not None and position.shape[0] == 1 and int(position) > 0
+    return (
+        kwargs.get("use_cache", True)
+        and position is not None
+        and position.shape[0] == 1
+        and int(position) > 0
+    )
 
 
 def lengthened(model, kwargs, n):

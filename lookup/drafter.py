@@ -7,7 +7,7 @@ import numpy as np
 from .config import LookupConfig
 from .cost import CostModel
 from .draft import Draft
-from .index import SuffixIndex, as_ids
+from .index import SuffixIndex
 
 # How often the token after a match of 1, 2, 3, 4, 5-6, 7-8, 9-12, 13-16, 17-32, 33+ tokens is the
 # next one in texts of strong models, and how many tries that knowledge weighs.
@@ -66,7 +66,7 @@ class LookupDrafter:
         return Draft.chain(tokens, probabilities, sources)
 
     def commit(self, tokens: Sequence[int]) -> None:
-        self.index.follow(as_ids(tokens), self._hits, self._tries, self.config.min_match, _KEEP)
+        self.index.follow(tokens, self._hits, self._tries, self.config.min_match, _KEEP)
 
     def learn(self, draft: Draft, accepted: Sequence[int]) -> None:
         self._count(1 + len(accepted), float(self.cost.curve(1 + len(draft))[-1]))

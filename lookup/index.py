@@ -205,7 +205,9 @@ class SuffixIndex:
             yield part
 
     def _make_room(self, more):
-        if self.window is not None and self._state[kernels.LENGTH] + more > 2 * max(self.window, _SMALLEST_ROOM):
+        if self.window is not None and self._state[kernels.LENGTH] + more > 2 * max(
+            self.window, _SMALLEST_ROOM
+        ):
             drop = max(0, int(self._state[kernels.LENGTH]) - self.window)
             kernels.slide(*self._arrays, drop)
             self._dropped += drop
@@ -226,7 +228,9 @@ class SuffixIndex:
 
     @staticmethod
     def _check_limit(name, value):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1):
+        if value is not None and (
+            isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1
+        ):
             raise ValueError(f"{name} must be a whole number, at least 1, or None; found {value!r}")
 
 
@@ -249,7 +253,7 @@ def as_ids(tokens) -> np.ndarray:
         raise ValueError(f"token ids must have one dimension; found shape {array.shape}; pass one row")
     if array.dtype.kind not in "iu":
         raise TypeError(f"token ids must be whole numbers; found {array.dtype}")
-    if array.size and (array.min() < 0 or array.max() > _LARGEST):
+    if array.size and array.astype(np.uint64).max() > _LARGEST:  # a negative id becomes a huge one
         raise ValueError(f"token ids must be from 0 to {_LARGEST}; found {array.min()} to {array.max()}")
     return np.ascontiguousarray(array, dtype=np.int32)
 

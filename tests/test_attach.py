@@ -71,7 +71,9 @@ def test_detach_twice_and_of_a_model_never_attached():
     assert not is_wrapped(model)
 
 
-@pytest.mark.parametrize("thing", [None, "model", torch.nn.Linear(2, 2), rnd().model], ids=lambda t: type(t).__name__)
+@pytest.mark.parametrize(
+    "thing", [None, "model", torch.nn.Linear(2, 2), rnd().model], ids=lambda t: type(t).__name__
+)
 def test_attach_refuses_what_cannot_generate(thing):
     with pytest.raises(TypeError, match=f"can generate.*found {type(thing).__name__}"):
         draftless.attach(thing)
@@ -134,7 +136,8 @@ def test_lookup_without_attach_is_refused_as_any_unknown_argument():
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("window", 4), ("min_match", 40), ("max_draft", 1), ("max_draft", 0), ("price", 50.0)]
+    ("option", "value"),
+    [("window", 4), ("min_match", 40), ("max_draft", 1), ("max_draft", 0), ("price", 50.0)],
 )
 def test_every_option_has_an_effect_on_generate(option, value):
     model = cyc()
@@ -178,7 +181,10 @@ def test_a_processor_is_found_however_it_is_passed(how):
     if how == "third argument":
         model.generate(PROMPT, None, [processor], max_new_tokens=NEW_TOKENS, do_sample=False)
     else:
-        run(model, logits_processor=LogitsProcessorList([processor]) if how == "processor list" else [processor])
+        run(
+            model,
+            logits_processor=LogitsProcessorList([processor]) if how == "processor list" else [processor],
+        )
     assert processor.last.accepted > 5
 
 
@@ -291,7 +297,9 @@ def test_statistics_add_up():
         if source >= 0:
             assert row[source] == row[PROMPT.shape[1] + i]
     assert 0 < last.seconds_forward < last.seconds_total and last.seconds_lookup > 0
-    assert last.seconds_around == pytest.approx(last.seconds_total - last.seconds_forward - last.seconds_lookup)
+    assert last.seconds_around == pytest.approx(
+        last.seconds_total - last.seconds_forward - last.seconds_lookup
+    )
     run(model)
     assert handle.stats.tokens == 2 * NEW_TOKENS and handle.stats.calls == 2
     handle.reset()
@@ -315,7 +323,14 @@ def test_statistics_print_readably():
         warnings.simplefilter("ignore")
         run(model, num_beams=2)
     text = str(handle.stats)
-    for part in ("30 in", "per forward", "accepted by depth", "lookup", "1 x its mode is beam search", "1 plain"):
+    for part in (
+        "30 in",
+        "per forward",
+        "accepted by depth",
+        "lookup",
+        "1 x its mode is beam search",
+        "1 plain",
+    ):
         assert part in text, text
 
 
@@ -361,7 +376,10 @@ def test_a_peft_adapter():
 def test_a_compiled_module_around_the_model():
     model = torch.compile(cyc(), backend="eager")
     handle = draftless.attach(model, EAGER)
-    assert model.generate(PROMPT, max_new_tokens=20, do_sample=False).tolist() == run(cyc(), max_new_tokens=20).tolist()
+    assert (
+        model.generate(PROMPT, max_new_tokens=20, do_sample=False).tolist()
+        == run(cyc(), max_new_tokens=20).tolist()
+    )
     assert handle.last.accepted > 5
 
 

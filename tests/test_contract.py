@@ -4,7 +4,21 @@ import warnings
 
 import pytest
 import torch
-from toys import CACHE, EAGER, NEW_TOKENS, OLD, PROMPT, VOCABULARY, compare, cyc, ready, rnd, run, silent, spoiled
+from toys import (
+    CACHE,
+    EAGER,
+    NEW_TOKENS,
+    OLD,
+    PROMPT,
+    VOCABULARY,
+    compare,
+    cyc,
+    ready,
+    rnd,
+    run,
+    silent,
+    spoiled,
+)
 from transformers import (
     DynamicCache,
     GPT2Config,
@@ -96,7 +110,11 @@ def test_3_a_processor_is_called_once_for_every_token_with_the_true_prefix(toy, 
         {"bad_words_ids": [[12], [14, 15]]},
         {"forced_eos_token_id": 5},
         {"suppress_tokens": [11, 16]},
-        {"prefix_allowed_tokens_fn": lambda batch, ids: [t for t in range(9, 40) if t != (len(ids) % 9) + 10]},
+        {
+            "prefix_allowed_tokens_fn": lambda batch, ids: [
+                t for t in range(9, 40) if t != (len(ids) % 9) + 10
+            ]
+        },
     ],
     ids=lambda options: next(iter(options)),
 )
@@ -174,13 +192,18 @@ def test_4_max_time_gives_a_prefix_of_plain(toy):
 
 def test_4_nothing_is_drafted_past_max_length_or_the_models_positions():
     widths = []
-    for options, config in (({"max_new_tokens": 12}, {}), ({"max_new_tokens": 12}, {"max_position_embeddings": 32})):
+    for options, config in (
+        ({"max_new_tokens": 12}, {}),
+        ({"max_new_tokens": 12}, {"max_position_embeddings": 32}),
+    ):
         model = cyc(**config)
         inner = model.model.forward
 
         def watch(*args, inner=inner, **kwargs):
             ids = kwargs["input_ids"]
-            widths.append((int(kwargs["position_ids"].max()) if "position_ids" in kwargs else 0, ids.shape[1]))
+            widths.append(
+                (int(kwargs["position_ids"].max()) if "position_ids" in kwargs else 0, ids.shape[1])
+            )
             return inner(*args, **kwargs)
 
         model.model.forward = watch
@@ -233,7 +256,9 @@ def test_6_scores_logits_and_hidden_states(toy):
         assert [[layer.shape for layer in step] for step in ours.hidden_states] == [
             [layer.shape for layer in step] for step in plain.hidden_states
         ]
-        torch.testing.assert_close(ours.hidden_states[-1][-1], plain.hidden_states[-1][-1], rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(
+            ours.hidden_states[-1][-1], plain.hidden_states[-1][-1], rtol=1e-3, atol=1e-3
+        )
         torch.testing.assert_close(
             model.compute_transition_scores(ours.sequences, ours.scores),
             model.compute_transition_scores(plain.sequences, plain.scores),
@@ -339,7 +364,10 @@ def test_8_encoder_decoder(do_sample):
 
 def test_8_a_draft_never_holds_an_id_that_is_no_word(toy):
     plain = run(toy())[0].tolist()
-    bad = [lambda ids: [VOCABULARY, 10, 11], lambda ids: [*plain[len(ids) : len(ids) + 2], VOCABULARY + 7, 10]]
+    bad = [
+        lambda ids: [VOCABULARY, 10, 11],
+        lambda ids: [*plain[len(ids) : len(ids) + 2], VOCABULARY + 7, 10],
+    ]
     for script in bad:
         from toys import Scripted
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftless.lookup import CostModel
+from draftless import CostModel
 
 
 def observed(*observations, device="cpu"):

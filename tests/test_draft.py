@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from draftless.lookup import Draft, Drafter, LookupDrafter
+from draftless import Draft, Drafter, LookupDrafter
 
 #        last committed token
 #        |-- 4 -- 1 -- 7

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftless.lookup import CostModel, Draft, LookupConfig, LookupDrafter
-from draftless.lookup.drafter import _FADE, warm_up
+from draftless import CostModel, Draft, LookupConfig, LookupDrafter
 
 texts = st.lists(st.integers(0, 3), max_size=40)
 priced = st.builds(
@@ -20,6 +19,7 @@ priced = st.builds(
 curves = st.lists(st.integers(0, 8), min_size=20, max_size=20).map(
     lambda slopes: CostModel.fixed(range(1, 22), [1 + sum(slopes[:i]) / 16 for i in range(21)])
 )
+FADE = 0.9  # of tokens and time, by forward: see drafter.py
 NOVEL = np.random.default_rng(0).integers(0, 50, 600).tolist()  # ids repeat, their order does not
 
 
@@ -77,7 +77,7 @@ def test_the_rate_is_that_of_the_latest_forwards():
     cost, config = CostModel.fixed([1, 3], [1.0, 2.1]), LookupConfig(max_draft=12)
     drafter = LookupDrafter(config, cost)
     curve = cost.curve(13).tolist()
-    rates, tokens, time = [], 1 / (1 - _FADE), 1 / (1 - _FADE)
+    rates, tokens, time = [], 1 / (1 - FADE), 1 / (1 - FADE)
     for history, draft, accepted in write(drafter, [1, 2, 3], [4, 1, 2, 3, 4, 9, 1, 2, 3, 4, 9] * 4):
         everything = LookupDrafter(config.replace(price=0), cost)
         everything.begin(history)
@@ -86,8 +86,8 @@ def test_the_rate_is_that_of_the_latest_forwards():
         rates.append(tokens / time)
         if len(history) < 36:  # nearer to the end the budget is smaller
             assert len(draft) == naive.best_length(path, curve, rates[-1])
-        tokens = _FADE * tokens + 1 + accepted
-        time = _FADE * time + curve[len(draft)]
+        tokens = FADE * tokens + 1 + accepted
+        time = FADE * time + curve[len(draft)]
     assert min(rates) < 1.0 < max(rates)
 
 
@@ -125,7 +125,7 @@ def test_drafts_shrink_to_nothing_on_novel_text_and_come_back_when_it_repeats():
     first = [drafted for at, (drafted, _) in lengths.items() if 600 <= at < 606]
     assert sum(drafted > 0 for drafted in last) <= len(last) // 10
     assert max(first) >= 8
-    forwards = sum(600 <= at for at in lengths)
+    forwards = sum(at >= 600 for at in lengths)
     assert forwards <= 10  # for 100 tokens
 
 
@@ -134,11 +134,12 @@ def test_wrong_matches_make_the_next_draft_less_likely_and_right_ones_more():
         drafter = LookupDrafter(LookupConfig(price=0))
         drafter.begin(prompt)
         drafter.commit(written)
-        return drafter._hits[0] / drafter._tries[0]
+        assert drafter.index.match()[1] == 1
+        return drafter.draft(1).probabilities[0]
 
-    start = likely([], [])
-    assert likely([], [1, 2, 1, 3, 1, 4, 1, 5, 1]) < start  # after 1 comes never what came last
-    assert likely([], [1, 2, 1, 2]) > start  # after 1 comes 2 again
+    never_told = likely([1, 2, 1], [])
+    assert likely([], [1, 2, 1, 3, 1, 4, 1, 5, 1]) < never_told  # after 1 comes never what came last
+    assert likely([], [1, 2, 1, 2, 9, 1]) > never_told  # after 1 came 2 again
 
 
 def test_learning_is_of_every_token_written_drafted_or_not():
@@ -199,7 +200,7 @@ def test_sources_count_from_the_beginning_of_the_text_when_the_window_slides(win
 def test_an_id_that_the_history_lacks_is_never_drafted():
     rng = np.random.default_rng(5)
     for _ in range(20):
-        history = rng.choice(2**31 - 1, 6)[rng.integers(0, 6, 30)].tolist()
+        history = rng.choice(100_000, 6)[rng.integers(0, 6, 30)].tolist()
         drafter = LookupDrafter(LookupConfig(price=0))
         drafter.begin(history)
         tokens = drafter.draft(64).tokens.tolist()
@@ -232,7 +233,3 @@ def test_a_draft_of_nothing_is_an_empty_chain():
     draft = drafter.draft(5)
     assert isinstance(draft, Draft)
     assert columns(draft) == [[], [], [], []]
-
-
-def test_warm_up_drafts_for_real():
-    warm_up()  # raises nothing; what it compiles: see test_layers.py

@@ -3,7 +3,7 @@
 import naive
 import pytest
 
-from draftless.lookup import LookupConfig, LookupDrafter, SuffixIndex
+from draftless import LookupConfig, LookupDrafter, SuffixIndex
 
 GOLDEN = {  # name: (history, length of the longest match, first four tokens of its continuation)
     "plain repeat": ([1, 2, 3, 4, 1, 2, 3], 3, [4, 1, 2, 3]),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from numba import config as numba_config
 
-from draftless.lookup import SuffixIndex
+from draftless import SuffixIndex
 
 LARGEST = 2**31 - 1
 BUCKETS = 10  # of match lengths, in the acceptance table

@@ -25,7 +25,9 @@ def attached(make, **speculation):
 def test_the_same_call_three_times_and_two_prompts_in_turn(toy, do_sample):
     plain = [run(toy(), ids, do_sample=do_sample).tolist() for ids in (PROMPT, PROMPT, OTHER, PROMPT, OTHER)]
     model = attached(toy)
-    assert [run(model, ids, do_sample=do_sample).tolist() for ids in (PROMPT, PROMPT, OTHER, PROMPT, OTHER)] == plain
+    assert [
+        run(model, ids, do_sample=do_sample).tolist() for ids in (PROMPT, PROMPT, OTHER, PROMPT, OTHER)
+    ] == plain
 
 
 class Bang(Exception):
@@ -73,6 +75,7 @@ def test_an_exception_in_the_middle(toy, where, n, error):
 @pytest.mark.parametrize("layer", [0, 1])
 def test_an_exception_in_a_forward_leaves_the_cache_as_before_it(toy, at, layer):
     model, cache, calls = attached(toy), DynamicCache(), []
+    run(model)
     inner = model.model.layers[layer].mlp.forward
 
     def fails(*args, **kwargs):
@@ -91,10 +94,8 @@ def test_an_exception_in_a_forward_leaves_the_cache_as_before_it(toy, at, layer)
 
 def test_threads_on_one_model(toy, do_sample):
     prompts = [PROMPT, OTHER, PROMPT[:, 4:], OTHER[:, 2:]] * 3
-    if do_sample:  # threads share one generator: only that nothing breaks can be said
-        plain = None
-    else:
-        plain = [run(toy(), ids).tolist() for ids in prompts]
+    # sampling threads share one generator: only that nothing breaks can be said
+    plain = None if do_sample else [run(toy(), ids).tolist() for ids in prompts]
     model, results = attached(toy), [None] * len(prompts)
 
     def work(i):
@@ -111,7 +112,7 @@ def test_threads_on_one_model(toy, do_sample):
 
 
 class CallsTheModel(LogitsProcessor):
-    """Uses the model while it generates: a forward of its own, with its own cache, and a `generate` inside."""
+    """Uses the model while it generates: by a forward, with a cache of its own, by `generate`."""
 
     def __init__(self, model, how):
         self.model, self.how, self.seen = model, how, []
@@ -127,7 +128,9 @@ class CallsTheModel(LogitsProcessor):
                 self.cache, logits = out[CACHE], out.logits[:, -1]
             elif self.how == "generate":
                 logits = scores
-                self.seen.append(self.model.generate(input_ids[:, -4:], max_new_tokens=3, do_sample=False).tolist())
+                self.seen.append(
+                    self.model.generate(input_ids[:, -4:], max_new_tokens=3, do_sample=False).tolist()
+                )
             else:
                 logits = scores
                 position = {"cache_position": torch.arange(input_ids.shape[1])} if OLD else {}
@@ -206,7 +209,9 @@ def test_a_token_fed_by_hand_after_a_call(toy):
     torch.testing.assert_close(logits[1], logits[0], rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, copy.copy, lambda model: pickle.loads(pickle.dumps(model))])
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, copy.copy, lambda model: pickle.loads(pickle.dumps(model))]
+)
 def test_copies_of_an_attached_model_are_plain(toy, copied):
     model = attached(toy)
     run(model)

@@ -1,0 +1,123 @@
+"""What draftless adds to one step of generate's loop: `draftless bench step`.
+
+A one-layer toy is generated with in pairs of runs, bare and attached, so that the model
+costs next to nothing and the difference is the library's own.
+"""
+
+import statistics
+import time
+from dataclasses import dataclass
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from ..integration import warm
+from ..integration.attach import attached
+from ..lookup.config import LookupConfig
+
+_PROMPT = 512
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """Medians over pairs, microseconds a step.
+
+    `none_us`: a step that drafts nothing. `replayed_us`: a step whose logits are at hand,
+    against the loop's own work around a forward. `bare_us`: a whole step of the bare loop.
+    """
+
+    pairs: int
+    steps: int
+    bare_us: float
+    none_us: float
+    none_spread_us: tuple
+    replayed_us: float
+    lookup_us: float
+
+
+def measure(pairs: int = 15, steps: int = 200, progress=None) -> Overhead:
+    """Measure what one step costs more with draftless than without.
+
+    Parameters
+    ----------
+    pairs : int
+        Bare and attached runs, alternating; the first pair warms up and is not counted.
+    steps : int
+        Tokens of each run.
+    progress : callable, optional
+        Called after every pair.
+    """
+    warm.ready(wait=True)
+    model = _one_layer()
+    ids = torch.randint(3, model.config.vocab_size, (1, _PROMPT), generator=torch.Generator().manual_seed(0))
+    nothing = LookupConfig(min_match=1_000_000)
+    bare, more, replayed, lookup = [], [], [], []
+    for _ in range(pairs + 1):
+        plain, row = _timed(model, ids, steps)
+        with attached(model, nothing) as handle:
+            ours, _ = _timed(model, ids, steps)
+        lookup.append(handle.last.seconds_lookup / steps)
+        bare.append(plain / steps)
+        more.append((ours - plain) / steps)
+        replayed.append(_replayed(model, ids, steps, row))
+        if progress is not None:
+            progress()
+    quartiles = statistics.quantiles(more[1:], n=4) if pairs > 1 else [more[1]] * 3
+    return Overhead(
+        pairs,
+        steps,
+        1e6 * statistics.median(bare[1:]),
+        1e6 * statistics.median(more[1:]),
+        (1e6 * quartiles[0], 1e6 * quartiles[2]),
+        1e6 * statistics.median(replayed[1:]),
+        1e6 * statistics.median(lookup[1:]),
+    )
+
+
+def _one_layer():
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=1024,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=4096,
+        initializer_range=0.5,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    model = LlamaForCausalLM(config).eval()
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    return model
+
+
+def _timed(model, ids, steps):
+    began = time.perf_counter()
+    out = model.generate(ids, max_new_tokens=steps, do_sample=False)
+    return time.perf_counter() - began, out[0].tolist()
+
+
+def _replayed(model, ids, steps, row):
+    """Seconds around the forwards for each token, where all but a few are replayed."""
+
+    class Knows:
+        def begin(self, ids):
+            self.n = len(ids)
+
+        def commit(self, tokens):
+            self.n += len(tokens)
+
+        def learn(self, draft, accepted):
+            pass
+
+        def draft(self, budget):
+            from ..lookup.draft import Draft
+
+            return Draft.chain(row[self.n : self.n + min(budget, 64)])
+
+    with attached(model, drafter=lambda config: Knows()) as handle:
+        model.generate(ids, max_new_tokens=steps, do_sample=False)
+    return (handle.last.seconds_around + handle.last.seconds_lookup) / steps
