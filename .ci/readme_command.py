@@ -8,4 +8,4 @@ readme = (Path(__file__).parent.parent / "README.md").read_text()
 found = re.search(rf"<!-- command: {re.escape(sys.argv[1])} -->\s*```\w*\n(.*?)```", readme, re.DOTALL)
 if found is None:
     sys.exit(f"README.md has no command marked {sys.argv[1]!r}")
-print(found.group(1).strip())
+sys.stdout.write(found.group(1))

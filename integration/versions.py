@@ -43,10 +43,12 @@ def self_attention(cache):
 def is_decode_step(ids, kwargs):
     """Whether this asks for the inputs of one decode step: one new token over a filled cache."""
     cache = cache_of(kwargs)
-    if not isinstance(cache, Cache) or ids.ndim != 2 or ids.shape[1] < 2 or kwargs.get("is_first_iteration"):
+    if not isinstance(cache, Cache) or ids.ndim != 2 or kwargs.get("is_first_iteration"):
         return False
     if TOLD_WIDTH:
         return kwargs.get("next_sequence_length") == 1
+    if ids.shape[1] < 2 and kwargs.get("inputs_embeds") is None:  # a chunk of the prefill, one token long
+        return False
     position = kwargs.get("cache_position")
     return (
         kwargs.get("use_cache", True)

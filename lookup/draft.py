@@ -90,7 +90,10 @@ class Drafter(Protocol):
     """
 
     def begin(self, ids: Sequence[int]) -> None:
-        """Start from these ids (the prompt, and what was written before the first draft)."""
+        """Start from these ids, an int64 array: the prompt, and what was written before the first draft.
+
+        For an encoder-decoder model the encoder's ids come first.
+        """
 
     def draft(self, budget: int) -> Draft:
         """Propose at most `budget` tokens (0 or more) to follow what was committed."""

@@ -65,7 +65,7 @@ class SuffixIndex:
         self._heads = np.full(_SMALLEST_ROOM, -1, dtype=np.int32)
         self._state = np.zeros(kernels.STATE_SIZE, dtype=np.int64)
         self._state[kernels.MATCH_END] = -1
-        self._state[kernels.SEED] = random.getrandbits(40) | 1
+        self._state[kernels.SEED] = random.getrandbits(30) | 1  # an id times it fits
         self._state[kernels.WINDOW] = self.window or 0
         self._state[kernels.MAX_MATCH] = self.max_match or 0
 

@@ -33,11 +33,20 @@ STATE_SIZE = 8
 
 EMPTY = -1
 
+
+def _compiled(function):
+    """Compile without the interpreter's lock, and keep the result where there is a place to keep it."""
+    try:
+        return njit(cache=True, nogil=True)(function)
+    except RuntimeError:  # no folder can be written to
+        return njit(nogil=True)(function)
+
+
 # A match of m tokens falls in bucket BUCKETS[min(m, len - 1)].
 BUCKETS = np.array([0, 0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 6, 6, 7, 7, 7, 7] + [8] * 16 + [9], dtype=np.int64)
 
 
-@njit(cache=True, nogil=True)
+@_compiled
 def _slot(keys, token, seed):
     """Where `token` is in the table, or the empty slot where it belongs."""
     mask = keys.shape[0] - 1
@@ -47,7 +56,7 @@ def _slot(keys, token, seed):
     return slot
 
 
-@njit(cache=True, nogil=True)
+@_compiled
 def rehash(old_keys, old_heads, keys, heads, seed):
     """Fill the empty table (keys, heads) with the entries of a smaller one."""
     for i in range(old_keys.shape[0]):
@@ -57,7 +66,7 @@ def rehash(old_keys, old_heads, keys, heads, seed):
             heads[slot] = old_heads[i]
 
 
-@njit(cache=True, nogil=True)
+@_compiled
 def _append(tokens, links, keys, heads, state, token):
     at = state[LENGTH]
     slot = _slot(keys, np.int64(token), state[SEED])
@@ -71,7 +80,7 @@ def _append(tokens, links, keys, heads, state, token):
     state[LENGTH] = at + 1
 
 
-@njit(cache=True, nogil=True)
+@_compiled
 def _lowest(state):
     """The first position that is searched."""
     if state[WINDOW] == 0:
@@ -79,7 +88,7 @@ def _lowest(state):
     return max(0, state[LENGTH] - state[WINDOW])
 
 
-@njit(cache=True, nogil=True)
+@_compiled
 def _common(tokens, end, last, most):
     """How many tokens before and at `end` equal those before and at `last`; at most `most`."""
     length = 0
@@ -88,7 +97,7 @@ def _common(tokens, end, last, most):
     return length
 
 
-@njit(cache=True, nogil=True)
+@_compiled
 def _search(tokens, links, state):
     """Set the longest match, the latest of equally long ones, from nothing."""
     state[MATCH_END] = -1
@@ -115,7 +124,7 @@ def _search(tokens, links, state):
         end = np.int64(links[end])
 
 
-@njit(cache=True, nogil=True)
+@_compiled
 def _carry(tokens, links, state):
     """Set the longest match after one append, from the one before it."""
     end = state[MATCH_END] + 1
@@ -131,7 +140,7 @@ def _carry(tokens, links, state):
         _search(tokens, links, state)
 
 
-@njit(cache=True, nogil=True)
+@_compiled
 def extend(tokens, links, keys, heads, state, new):
     """Append `new` and find the longest match once, at the end."""
     for i in range(new.shape[0] - 1):
@@ -144,7 +153,7 @@ def extend(tokens, links, keys, heads, state, new):
         _search(tokens, links, state)
 
 
-@njit(cache=True, nogil=True)
+@_compiled
 def truncate(tokens, links, keys, heads, state, length):
     """Drop all but the first `length` tokens, and find the longest match again."""
     for at in range(state[LENGTH] - 1, length - 1, -1):
@@ -153,7 +162,7 @@ def truncate(tokens, links, keys, heads, state, length):
     _search(tokens, links, state)
 
 
-@njit(cache=True, nogil=True)
+@_compiled
 def slide(tokens, links, keys, heads, state, drop):
     """Forget the first `drop` tokens: shift the rest down and rebuild links and table."""
     kept = state[LENGTH] - drop
@@ -168,7 +177,7 @@ def slide(tokens, links, keys, heads, state, drop):
         state[MATCH_LENGTH] = 0
 
 
-@njit(cache=True, nogil=True)
+@_compiled
 def occurrences(tokens, links, state, min_match, work, ends, lengths):
     """Fill `ends`, `lengths` with the best occurrences: longest first, then latest first.
 
@@ -204,7 +213,7 @@ def occurrences(tokens, links, state, min_match, work, ends, lengths):
     return found
 
 
-@njit(cache=True, nogil=True)
+@_compiled
 def copy_on(tokens, state, start, out, sources):
     """Copy what followed: `out` from `start` on, past the end of the history into itself."""
     length = state[LENGTH]
@@ -218,13 +227,13 @@ def copy_on(tokens, state, start, out, sources):
             sources[i] = sources[at - length]
 
 
-@njit(cache=True, nogil=True)
+@_compiled
 def bucket(length):
     """The row of the acceptance table for a match of `length` tokens."""
     return BUCKETS[min(length, BUCKETS.shape[0] - 1)]
 
 
-@njit(cache=True, nogil=True)
+@_compiled
 def follow(tokens, links, keys, heads, state, new, hits, tries, min_match, keep):
     """Append `new` one by one, and learn from each whether the match before it was right.
 
@@ -243,7 +252,7 @@ def follow(tokens, links, keys, heads, state, new, hits, tries, min_match, keep)
         _carry(tokens, links, state)
 
 
-@njit(cache=True, nogil=True)
+@_compiled
 def propose(tokens, state, min_match, hits, tries, curve, rate, out, probabilities, sources):
     """Draft the continuation of the longest match, as long as it pays.
 
@@ -268,3 +277,11 @@ def propose(tokens, state, min_match, hits, tries, curve, rate, out, probabiliti
             best = value
             k = i + 1
     return k
+
+
+def are_cached() -> bool:
+    """Whether Numba's cache on disk holds the kernels that a call needs, as they are now."""
+    try:
+        return all(kernel._cache._cache_file._load_index() for kernel in (extend, follow, propose))
+    except Exception:  # not compiled at all, or a Numba that keeps its cache elsewhere
+        return False

@@ -306,13 +306,20 @@ def test_statistics_add_up():
     assert handle.last is None and handle.stats == draftless.Stats()
 
 
-def test_forwards_are_counted_as_the_model_runs_them(toy):
+@pytest.mark.parametrize("embeddings", [False, True])
+def test_forwards_are_counted_as_the_model_runs_them(toy, embeddings):
     model, ran = toy(), []
     inner = model.model.forward
     model.model.forward = lambda *a, **k: ran.append(1) or inner(*a, **k)
     handle = draftless.attach(model, EAGER)
-    run(model)
+    run(model)  # where a probe is needed, it is done now
+    ran.clear()
+    if embeddings:
+        run(model, None, inputs_embeds=model.get_input_embeddings()(PROMPT).detach())
+    else:
+        run(model)
     assert handle.last.forwards == len(ran)
+    assert handle.last.tokens == len(handle.last.sources) == NEW_TOKENS
 
 
 def test_statistics_print_readably():

@@ -10,6 +10,11 @@ from hypothesis import strategies as st
 from draftless import CostModel
 
 
+def examples(n):
+    """`n` examples, the same in every run."""
+    return settings(max_examples=n, deadline=None, derandomize=True)
+
+
 def observed(*observations, device="cpu"):
     """A model that saw these (width, seconds), each width once before: the first is dropped."""
     model = CostModel(device)
@@ -166,7 +171,7 @@ def test_time_that_did_not_pass_teaches_nothing():
     assert curve_of(model) == before
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(st.tuples(st.integers(1, 80), st.floats(1e-4, 10.0)), max_size=80), st.integers(1, 130))
 def test_whatever_was_measured_the_curve_begins_with_one_and_never_falls(observations, most):
     curve = observed(*observations, *[(1, 0.01)] * 8).curve(most)

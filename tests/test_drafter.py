@@ -23,6 +23,11 @@ FADE = 0.9  # of tokens and time, by forward: see drafter.py
 NOVEL = np.random.default_rng(0).integers(0, 50, 600).tolist()  # ids repeat, their order does not
 
 
+def examples(n):
+    """`n` examples, the same in every run."""
+    return settings(max_examples=n, deadline=None, derandomize=True)
+
+
 def columns(draft):
     return [array.tolist() for array in (draft.tokens, draft.parents, draft.probabilities, draft.sources)]
 
@@ -54,7 +59,7 @@ def all_of(history, config):
 # -- the price ---------------------------------------------------------------------------------------
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(texts, priced, curves, st.integers(0, 24))
 def test_the_length_is_worth_as_much_as_the_best_of_an_exhaustive_search(tokens, config, cost, budget):
     drafter = LookupDrafter(config, cost)
@@ -164,7 +169,7 @@ def test_begin_forgets_the_text_before_and_what_was_learned_from_it():
 # -- what a draft may say ----------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(texts, texts, priced)
 def test_every_draft_is_a_chain_of_likely_tokens_copied_from_the_history(prompt, text, config):
     for history, draft, _ in write(LookupDrafter(config), prompt, text * 2):
@@ -177,7 +182,7 @@ def test_every_draft_is_a_chain_of_likely_tokens_copied_from_the_history(prompt,
         assert draft.sources.tolist() == naive.sources(history, len(draft), config.window)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(texts, texts, priced)
 def test_after_learning_and_committing_the_index_holds_the_history(prompt, text, config):
     drafter = LookupDrafter(config)

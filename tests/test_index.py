@@ -27,6 +27,11 @@ windows = st.none() | st.integers(1, 20)
 caps = st.none() | st.integers(1, 6)
 
 
+def examples(n):
+    """`n` examples, the same in every run."""
+    return settings(max_examples=n, deadline=None, derandomize=True)
+
+
 def pairs(occurrences):
     return list(zip(occurrences.positions.tolist(), occurrences.lengths.tolist(), strict=True))
 
@@ -67,14 +72,14 @@ def de_bruijn(order):
 # -- against the oracle ------------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(texts, windows, caps)
 def test_all_at_once_equals_the_oracle(tokens, window, max_match):
     index = SuffixIndex(tokens, window=window, max_match=max_match)
     assert_says_what_the_oracle_says(index, tokens, window, max_match)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(texts, windows, caps)
 def test_one_by_one_equals_the_oracle_at_every_step(tokens, window, max_match):
     index = SuffixIndex(window=window, max_match=max_match)
@@ -83,7 +88,7 @@ def test_one_by_one_equals_the_oracle_at_every_step(tokens, window, max_match):
         assert_says_what_the_oracle_says(index, tokens[:n], window, max_match)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(texts, windows, caps, st.lists(st.integers(0, 40), max_size=6))
 def test_extend_in_pieces_equals_extend_at_once(tokens, window, max_match, cuts):
     whole = SuffixIndex(tokens, window=window, max_match=max_match)
@@ -96,7 +101,7 @@ def test_extend_in_pieces_equals_extend_at_once(tokens, window, max_match, cuts)
     assert pieces.tokens.tolist() == whole.tokens.tolist()
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(texts, windows, caps, st.integers(1, 4))
 def test_occurrences_are_the_first_of_all_for_every_limit(tokens, window, max_match, min_match):
     index = SuffixIndex(tokens, window=window, max_match=max_match)
@@ -105,7 +110,7 @@ def test_occurrences_are_the_first_of_all_for_every_limit(tokens, window, max_ma
         assert pairs(index.occurrences(limit, min_match)) == expected[:limit]
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(texts, st.integers(0, 12), st.integers(0, 30))
 def test_occurrences_with_little_work_begin_with_the_longest_match(tokens, limit, work):
     index = SuffixIndex(tokens)
@@ -120,7 +125,7 @@ def test_little_work_finds_less_than_much():
     assert len(index.occurrences(100, work=10).positions) < len(index.occurrences(100).positions) == 99
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(texts, windows, caps, st.integers(0, 60))
 def test_continuation_runs_on_past_the_end(tokens, window, max_match, n):
     index = SuffixIndex(tokens, window=window, max_match=max_match)
@@ -129,7 +134,7 @@ def test_continuation_runs_on_past_the_end(tokens, window, max_match, n):
     assert found.tolist() == naive.continuation(tokens, n, window, max_match)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(texts, texts, windows, caps, st.integers(1, 3))
 def test_follow_learns_and_appends_like_the_oracle(tokens, new, window, max_match, min_match):
     index = SuffixIndex(tokens, window=window, max_match=max_match)
@@ -143,7 +148,7 @@ def test_follow_learns_and_appends_like_the_oracle(tokens, new, window, max_matc
     assert_says_what_the_oracle_says(index, text, window, max_match)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     texts,
     windows,
@@ -164,6 +169,13 @@ def test_propose_takes_the_length_that_an_exhaustive_search_takes(
     )
     expected = naive.propose(tokens, budget, min_match, hits, tries, curve, rate / 8, window)
     assert (drafted.tolist(), probabilities.tolist(), sources.tolist()) == expected
+
+
+def test_of_lengths_worth_the_same_the_shortest_is_drafted():
+    sure = np.ones(BUCKETS)
+    for curve, k in [([1, 1, 2, 3, 4], 1), ([1, 2, 3, 4, 5], 0), ([1, 2, 2, 3, 4], 2), ([1, 1, 1, 1, 2], 3)]:
+        drafted, _, _ = SuffixIndex([7, 7]).propose(4, 1, sure, sure, np.array(curve, dtype=float), 1.0)
+        assert len(drafted) == k
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -237,7 +249,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert pairs(self.index.occurrences(50)) == pairs(rebuilt.occurrences(50))
 
 
-AnyOrder.TestCase.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
+AnyOrder.TestCase.settings = settings(examples(60), stateful_step_count=25)
 TestAnyOrder = AnyOrder.TestCase
 
 
@@ -246,7 +258,9 @@ TestAnyOrder = AnyOrder.TestCase
 
 @pytest.mark.parametrize("window", [1, 2, 7, 64])
 def test_streamed_window_equals_a_fresh_index_at_every_step(window):
-    tokens = np.random.default_rng(window).integers(0, 6, max(10 * window, 1400)).tolist()
+    rng, tokens = np.random.default_rng(window), [0, 1, 2]
+    while len(tokens) < max(10 * window, 1400):  # matches go on for long, then break off
+        tokens.append(tokens[-3] if rng.random() < 0.9 else int(rng.integers(0, 6)))
     index = SuffixIndex(window=window)
     for n, token in enumerate(tokens, start=1):
         index.extend([token])
@@ -325,6 +339,17 @@ def test_truncate_to_every_length_equals_the_oracle():
     for length in range(len(tokens), -1, -1):
         whole.truncate(length)
         assert_says_what_the_oracle_says(whole, tokens[:length])
+
+
+def test_after_a_truncate_the_text_may_go_on_as_before_or_otherwise():
+    tokens = np.random.default_rng(2).integers(0, 3, 40).tolist()
+    for length in range(len(tokens) + 1):
+        for rest in (tokens[length:], tokens[:5]):
+            index = SuffixIndex(tokens)
+            index.truncate(length)
+            for n, token in enumerate(rest, start=1):
+                index.extend([token])
+                assert_says_what_the_oracle_says(index, tokens[:length] + rest[:n])
 
 
 @pytest.mark.parametrize("length", [-1, 4, 10**6])
@@ -415,7 +440,7 @@ def test_extreme_ids():
     assert_says_what_the_oracle_says(SuffixIndex(tokens), tokens)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.lists(st.sampled_from([0, 1, 2**16, 2**24, 2**30, LARGEST - 1, LARGEST]), max_size=30))
 def test_large_ids_equal_the_oracle(tokens):
     assert_says_what_the_oracle_says(SuffixIndex(tokens), tokens)
