@@ -4,6 +4,7 @@ Width is the number of tokens one forward checks: 1 + drafted tokens. Costs are
 relative to width 1, since only ratios decide whether a drafted token pays.
 """
 
+import math
 import threading
 from collections import defaultdict, deque
 
@@ -54,7 +55,8 @@ class CostModel:
         ----------
         widths : increasing sequence of int, the first of them 1
         seconds : sequence of float, same length
-            Time of a forward of that width, any unit; linear between, constant slope after.
+            Time of a forward of that width, any unit; linear between, constant slope after; a time
+            below an earlier one counts as that one.
         """
         widths, seconds = [int(width) for width in widths], [float(second) for second in seconds]
         if len(widths) != len(seconds) or not widths or widths[0] != 1 or widths != sorted(set(widths)):
@@ -62,10 +64,10 @@ class CostModel:
                 "a cost curve needs increasing widths that begin with 1 and one time for each; "
                 f"found widths {widths} and {len(seconds)} times"
             )
-        if min(seconds) <= 0:
-            raise ValueError(f"times of a cost curve must be positive; found {min(seconds)}")
+        if not all(math.isfinite(second) and second > 0 for second in seconds):
+            raise ValueError(f"times of a cost curve must be positive and finite; found {seconds}")
         model = cls()
-        model._prior = (widths, [second / seconds[0] for second in seconds])
+        model._prior = (widths, (np.maximum.accumulate(seconds) / seconds[0]).tolist())
         model._learns = False
         return model
 
@@ -75,7 +77,7 @@ class CostModel:
 
     def observe(self, width: int, seconds: float) -> None:
         """Learn from one forward. The first of a width is dropped: it may have compiled something."""
-        if not self._learns or seconds <= 0:
+        if not self._learns or not 0 < seconds < math.inf:
             return
         with self._lock:
             self._seen[width] += 1

@@ -69,6 +69,8 @@ class LookupDrafter:
         self.index.follow(tokens, self._hits, self._tries, self.config.min_match, _KEEP)
 
     def learn(self, draft: Draft, accepted: Sequence[int]) -> None:
+        if len(draft) == 0:  # counted when it was made
+            return
         self._count(1 + len(accepted), float(self.cost.curve(1 + len(draft))[-1]))
 
     def _count(self, tokens, time):
@@ -93,5 +95,5 @@ def warm_up() -> None:
     drafter.begin([1, 2, 1, 2, 1])
     drafter.commit([2])
     drafter.learn(drafter.draft(4), [])
-    window = SuffixIndex(range(700), window=8)
+    window = SuffixIndex(range(1000), window=8)
     window.truncate(len(window) - 1)

@@ -1,6 +1,7 @@
 """SuffixIndex: where did the text just written occur before?"""
 
-import random
+import secrets
+from operator import index as whole
 from typing import NamedTuple
 
 import numpy as np
@@ -65,7 +66,7 @@ class SuffixIndex:
         self._heads = np.full(_SMALLEST_ROOM, -1, dtype=np.int32)
         self._state = np.zeros(kernels.STATE_SIZE, dtype=np.int64)
         self._state[kernels.MATCH_END] = -1
-        self._state[kernels.SEED] = random.getrandbits(30) | 1  # an id times it fits
+        self._state[kernels.SEED] = secrets.randbits(29) | 1 << 29 | 1  # an id times it fits
         self._state[kernels.WINDOW] = self.window or 0
         self._state[kernels.MAX_MATCH] = self.max_match or 0
 
@@ -154,13 +155,15 @@ class SuffixIndex:
         Raises
         ------
         ValueError
-            If `length` is negative, larger than the text, or lies before what a window
-            has already forgotten.
+            If `length` is negative, larger than the text, or so small that the window
+            would reach back to what is forgotten. At least half a window can be taken back.
         """
-        if not self._dropped <= length <= len(self):
+        length = whole(length)
+        least = self._dropped + self.window if self._dropped else 0
+        if not least <= length <= len(self):
             raise ValueError(
-                f"length must be from {self._dropped} (the window has forgotten what was before) "
-                f"to {len(self)}, the length of the text; found {length}"
+                f"length must be from {least} (before it, the window is forgotten) to {len(self)}, "
+                f"the length of the text; found {length}"
             )
         kernels.truncate(*self._arrays, length - self._dropped)
 
@@ -201,22 +204,22 @@ class SuffixIndex:
         size = len(new) if self.window is None else max(self.window, _SMALLEST_ROOM)
         for start in range(0, len(new), max(size, 1)):
             part = new[start : start + size]
-            self._make_room(len(part))
+            self._make_room(part)
             yield part
 
-    def _make_room(self, more):
-        if self.window is not None and self._state[kernels.LENGTH] + more > 2 * max(
-            self.window, _SMALLEST_ROOM
-        ):
-            drop = max(0, int(self._state[kernels.LENGTH]) - self.window)
+    def _make_room(self, new):
+        size = max(self.window or 0, _SMALLEST_ROOM)
+        if self.window is not None and self._state[kernels.LENGTH] + len(new) > 3 * size:
+            drop = max(0, int(self._state[kernels.LENGTH]) - self.window - size // 2)
             kernels.slide(*self._arrays, drop)
             self._dropped += drop
-        needed = int(self._state[kernels.LENGTH]) + more
+        needed = int(self._state[kernels.LENGTH]) + len(new)
         if needed > len(self._tokens):
             size = max(needed, 2 * len(self._tokens))
             self._tokens, self._links = _grown(self._tokens, size), _grown(self._links, size)
-        if 2 * (int(self._state[kernels.DISTINCT]) + more) > len(self._keys):
-            self._rehash(int(self._state[kernels.DISTINCT]) + more)
+        distinct = int(self._state[kernels.DISTINCT]) + min(len(new), int(new.max()) + 1)
+        if 2 * distinct > len(self._keys):
+            self._rehash(distinct)
 
     def _rehash(self, distinct):
         size = len(self._keys)
@@ -228,10 +231,13 @@ class SuffixIndex:
 
     @staticmethod
     def _check_limit(name, value):
-        if value is not None and (
-            isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1
-        ):
-            raise ValueError(f"{name} must be a whole number, at least 1, or None; found {value!r}")
+        if value is None:
+            return
+        expected = f"{name} must be a whole number, at least 1, or None; found {value!r}"
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+            raise TypeError(expected)
+        if value < 1:
+            raise ValueError(expected)
 
 
 def as_ids(tokens) -> np.ndarray:
@@ -255,7 +261,7 @@ def as_ids(tokens) -> np.ndarray:
         raise TypeError(f"token ids must be whole numbers; found {array.dtype}")
     if array.size and array.astype(np.uint64).max() > _LARGEST:  # a negative id becomes a huge one
         raise ValueError(f"token ids must be from 0 to {_LARGEST}; found {array.min()} to {array.max()}")
-    return np.ascontiguousarray(array, dtype=np.int32)
+    return np.array(array, dtype=np.int32, order="C")  # a copy: kernels are compiled for arrays of our own
 
 
 def _grown(array, size):

@@ -6,11 +6,13 @@ of the last token from the latest occurrence to the oldest, comparing backwards,
 leaves a candidate after one look if it cannot beat the best so far. Between two
 searches a match that goes on is carried: if the longest match ended at p with length m
 and the next token is what followed p, then the longest match is now m + 1 and ends at
-p + 1; anything longer, or as long and later, would have been found before.
+p + 1; anything longer, or as long and later, would have been found before. A search that
+compares more than once through the text (long runs do that) starts again with the
+Z-function of the reversed text (Gusfield, Algorithms on Strings, 1997, section 1.4).
 
-Bounds: append O(1) expected; carrying O(1); a search O(occurrences of the last token)
-looks plus the compares of candidates that win; 8 bytes a token plus 8 to 32 a distinct
-token. The table's hash is multiplied by a random odd number of each index, so that a
+Bounds: append O(1) expected; carrying O(1); a search at most O(text searched), mostly the
+occurrences of the last token; 8 bytes a token (twice that just after growth) plus 8 to 32
+a distinct token. The table's hash is multiplied by a random odd number of each index, so that a
 text cannot be made to collide in it.
 
 Kernels only: arrays in, integers out, nothing checked, nothing raised; `index.py`
@@ -98,6 +100,27 @@ def _common(tokens, end, last, most):
 
 
 @_compiled
+def _search_everywhere(tokens, state, low, cap):
+    """Set the longest match by the Z-function: how long each suffix agrees with the whole's end."""
+    last = state[LENGTH] - 1
+    agree = np.zeros(last - low + 1, dtype=np.int32)
+    left = right = best = 0
+    for back in range(1, agree.shape[0]):
+        length = min(right - back, agree[back - left]) if back < right else 0
+        while back + length < agree.shape[0] and tokens[last - back - length] == tokens[last - length]:
+            length += 1
+            state[STEPS] += 1
+        agree[back] = length
+        if back + length > right:
+            left, right = back, back + length
+        if min(length, cap) > best:
+            best = min(length, cap)
+            state[MATCH_END] = last - back
+            state[MATCH_LENGTH] = best
+    state[STEPS] += agree.shape[0]
+
+
+@_compiled
 def _search(tokens, links, state):
     """Set the longest match, the latest of equally long ones, from nothing."""
     state[MATCH_END] = -1
@@ -108,6 +131,7 @@ def _search(tokens, links, state):
     low = _lowest(state)
     cap = state[MAX_MATCH] if state[MAX_MATCH] > 0 else last
     best = 0
+    patience = state[STEPS] + last - low + 1
     end = np.int64(links[last])
     while end >= low:
         room = min(end - low + 1, cap)
@@ -121,6 +145,9 @@ def _search(tokens, links, state):
                 best = length
                 state[MATCH_END] = end
                 state[MATCH_LENGTH] = length
+            if state[STEPS] > patience and length < room:
+                _search_everywhere(tokens, state, low, cap)
+                return
         end = np.int64(links[end])
 
 
@@ -258,7 +285,8 @@ def propose(tokens, state, min_match, hits, tries, curve, rate, out, probabiliti
 
     Of all lengths k the one is taken that maximises the expected tokens saved minus
     `rate` (tokens per unit of time) times the time that width 1 + k adds (`curve`).
-    Returns k; the draft is in `out[:k]`, `probabilities[:k]`, `sources[:k]`.
+    With `rate` 0 that is all of them. Returns k; the draft is in `out[:k]`,
+    `probabilities[:k]`, `sources[:k]`.
     """
     if state[MATCH_LENGTH] < min_match or state[MATCH_END] < 0:
         return 0
@@ -273,7 +301,7 @@ def propose(tokens, state, min_match, hits, tries, curve, rate, out, probabiliti
         probabilities[i] = p
         gain += p
         value = gain - rate * (curve[i + 1] - curve[0])
-        if value > best:
+        if value > best or rate == 0.0:
             best = value
             k = i + 1
     return k

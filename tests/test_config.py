@@ -195,7 +195,7 @@ def test_price_zero_drafts_all_however_often_drafts_were_wrong():
     drafter.begin([0, 1] * 4)
     for _ in range(1000):  # whatever the longest match proposes, something else is written
         drafter.commit([1 - int(drafter.index.continuation(1)[0])])
-    assert len(drafter.draft(64)) == 64
+        assert len(drafter.draft(64)) == 64
 
 
 def test_deterministic_does_not_draft_by_measured_seconds():

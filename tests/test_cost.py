@@ -100,7 +100,7 @@ def test_fixed_refuses_widths_that_are_no_curve(widths, seconds):
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
 def test_fixed_refuses_times_that_are_not_positive(seconds):
-    with pytest.raises(ValueError, match="must be positive; found"):
+    with pytest.raises(ValueError, match="must be positive and finite; found"):
         CostModel.fixed([1, 2], [1.0, seconds])
 
 

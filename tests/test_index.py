@@ -370,9 +370,22 @@ def test_truncate_refuses_what_is_no_whole_number(length):
 
 def test_truncate_refuses_what_the_window_has_forgotten():
     index = SuffixIndex(range(3000), window=8)
-    with pytest.raises(ValueError, match="the window has forgotten"):
+    with pytest.raises(ValueError, match="the window is forgotten"):
         index.truncate(1000)
     assert len(index) == 3000
+
+
+@pytest.mark.parametrize("window", [1, 8, 64, 600])
+def test_half_a_window_can_be_taken_back_at_any_time(window):
+    tokens = np.random.default_rng(0).integers(0, 4, 4 * max(window, 256)).tolist()
+    index = SuffixIndex(window=window)
+    for at, token in enumerate(tokens, 1):
+        index.extend([token])
+        if at % 7 == 0 and at > window:
+            shorter = index.copy()
+            shorter.truncate(at - window // 2)
+            fresh = SuffixIndex(tokens[: at - window // 2][-window:])
+            assert shorter.match()[1] == fresh.match()[1]
 
 
 def test_truncate_with_a_window_refuses_or_equals_a_fresh_index():
