@@ -57,6 +57,6 @@ def node_of(outputs, at):
         if key == "logits":
             value = value[:, at : at + 1]
         elif key in ("hidden_states", "decoder_hidden_states"):
-            value = tuple(layer[:, at : at + 1].clone() for layer in value)
+            value = tuple(layer[..., at : at + 1, :].clone() for layer in value)  # some stack more before
         one[key] = value
     return one

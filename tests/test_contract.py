@@ -267,6 +267,20 @@ def test_6_scores_logits_and_hidden_states(toy):
         )
 
 
+def test_6_hidden_states_with_more_axes_in_front():
+    from transformers.modeling_outputs import CausalLMOutputWithPast
+
+    from draftless.integration.support import node_of
+
+    states = (torch.randn(4, 1, 5, 8), torch.randn(1, 5, 8))
+    node = node_of(CausalLMOutputWithPast(logits=torch.randn(1, 5, 9), hidden_states=states), 3)
+    assert [layer.tolist() for layer in node.hidden_states] == [
+        states[0][:, :, 3:4].tolist(),
+        states[1][:, 3:4].tolist(),
+    ]
+    assert node.logits.shape == (1, 1, 9)
+
+
 # 7: the returned cache
 
 
