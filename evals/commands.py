@@ -1,0 +1,147 @@
+"""Subcommands and their options; the work is imported when it is asked for."""
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+
+import click
+import rich  # noqa: F401  (missing: `cli.py` says what to install)
+
+import draftless
+
+TASKS = ("edit", "summary", "quote", "story")
+
+
+class CannotStart(click.ClickException):
+    """What was asked for cannot be done; exit code 2, as for a wrong option."""
+
+    exit_code = 2
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(draftless.__version__)
+def cli():
+    """Speculative decoding with no draft model: the same tokens in fewer forwards."""
+
+
+@cli.command()
+@click.option(
+    "--model", metavar="PATH_OR_ID", help="A causal language model.  [default: SmolLM2-135M-Instruct]"
+)
+@click.option(
+    "--task", "names", type=click.Choice(TASKS), multiple=True, help="Only this task; may be repeated."
+)
+@click.option(
+    "--prompt-file",
+    type=click.Path(exists=True, dir_okay=False, readable=True),
+    help="Answer this UTF-8 text, through the chat template if there is one, instead of the four tasks.",
+)
+@click.option(
+    "--max-new-tokens",
+    type=click.IntRange(min=1),
+    help="[default: each task's own number; 256 for a prompt file]",
+)
+@click.option("--do-sample", is_flag=True, help="Sample, both runs from one seed, instead of greedy search.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="For --do-sample.  [default: 0]")
+@click.option(
+    "--temperature",
+    type=click.FloatRange(min=0, min_open=True),
+    help="For --do-sample.  [default: the model's own]",
+)
+@click.option(
+    "--repeat",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Pairs of runs for each task; times are medians.",
+)
+@click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: torch's choice]")
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16", "float16"]),
+    default="float32",
+    show_default=True,
+    help="Of the weights. Where rounding is coarse, ties can fall either way and tokens differ.",
+)
+@click.option("--device", metavar="DEVICE", help="Such as cpu or cuda.  [default: cuda if there is one]")
+@click.option(
+    "--json", "json_file", type=click.File("w", lazy=False), help="Write numbers and tokens here, too."
+)
+def demo(model, names, prompt_file, json_file, threads, dtype, device, **options):
+    """Write with and without draftless, in one run: same tokens, then the times.
+
+    Exit code 1 if the tokens differ, 2 if the run could not start.
+    """
+    tasks = _tasks(names, prompt_file)
+    settings = _settings(**options)
+    with _explained(f"cannot load {model or 'the default model'}"):
+        loaded = _load(model, dtype, device, threads)
+    _demo(*loaded, tasks, settings, json_file, model or "SmolLM2-135M-Instruct")
+
+
+def _settings(do_sample, seed, temperature, **others):
+    if not do_sample and (seed is not None or temperature is not None):
+        raise click.UsageError("--seed and --temperature need --do-sample: greedy search draws nothing")
+    from .demo import Settings
+
+    return Settings(do_sample=do_sample, seed=seed or 0, temperature=temperature, **others)
+
+
+def _tasks(names, prompt_file):
+    from .tasks import Task, tasks
+
+    if prompt_file is None:
+        return [task for task in tasks() if not names or task.name in names]
+    if names:
+        raise click.UsageError("--task picks among the demo's own prompts: leave it out with --prompt-file")
+    return [Task("prompt", _text(prompt_file))]
+
+
+def _text(path):
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.BadParameter(
+            f"cannot read {path} as UTF-8 text: {error}", param_hint="--prompt-file"
+        ) from error
+    if not text.strip():
+        raise click.BadParameter(f"{path} is empty; write a prompt into it", param_hint="--prompt-file")
+    return text
+
+
+def _load(model, dtype, device, threads):
+    import torch
+
+    from .default_model import load
+
+    if threads:
+        torch.set_num_threads(threads)
+    return load(model, dtype, device or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+@contextlib.contextmanager
+def _explained(what):
+    """Errors of another's loader, whatever their type, as one message without a traceback."""
+    try:
+        yield
+    except Exception as error:
+        raise CannotStart(f"{what}: {error}") from error
+
+
+def _demo(model, tokenizer, tasks, settings, json_file, name):
+    from . import demo, show
+
+    try:
+        prompts = demo.encode(model, tokenizer, tasks, settings)
+    except ValueError as error:
+        raise CannotStart(str(error)) from error
+    with show.progress(demo.runs_in_all(prompts, settings)) as tick:
+        results = demo.run(model, prompts, settings, tick)
+    machine = demo.machine(model)
+    show.report(show.stdout_console(), tokenizer, results, machine, f"{name}: {settings}")
+    if json_file:
+        numbers = {"model": name, "machine": machine, "speed_up": demo.speed_up(results)}
+        json.dump({**numbers, "tasks": [result.to_dict() for result in results]}, json_file)
+    if any(result.differs_at is not None for result in results):
+        sys.exit(1)
