@@ -145,3 +145,24 @@ def _demo(model, tokenizer, tasks, settings, json_file, name):
         json.dump({**numbers, "tasks": [result.to_dict() for result in results]}, json_file)
     if any(result.differs_at is not None for result in results):
         sys.exit(1)
+
+
+@cli.group()
+def bench():
+    """What the library itself costs."""
+
+
+@bench.command()
+@click.option("--pairs", type=click.IntRange(min=1), default=15, show_default=True, help="Pairs of runs.")
+@click.option("--steps", type=click.IntRange(min=2), default=200, show_default=True, help="Tokens a run.")
+@click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="CPU threads.")
+def step(pairs, steps, threads):
+    """What draftless adds to one step of generate's loop, on a one-layer toy; pairs of runs, medians."""
+    import torch
+
+    from . import overhead, show
+
+    torch.set_num_threads(threads)
+    with show.progress(pairs + 1) as tick:
+        measured = overhead.measure(pairs, steps, lambda: tick("pair of runs"))
+    show.stdout_console().print(show.overhead_table(measured))

@@ -48,12 +48,13 @@ def attach(model, config=None, *, drafter=None, cost=None) -> Handle:
     """
     target = generating_module(model)
     with Hooks.changing(target) as hooks:
-        if hooks.handle is None:
-            hooks.handle = Handle(target, config, drafter, cost)
+        handle = hooks.handle
+        if handle is None:
+            hooks.handles.append(handle := Handle(target, config, drafter, cost))
         else:
-            hooks.handle.configure(config, drafter, cost)
+            handle.configure(config, drafter, cost)
     warm.begin()
-    return hooks.handle
+    return handle
 
 
 def detach(model) -> None:
@@ -65,25 +66,27 @@ def detach(model) -> None:
     target = generating_module(model)
     if hooks_of(target) is not None:
         with Hooks.changing(target) as hooks:
-            hooks.handle = None
+            hooks.handles.clear()
 
 
 @contextlib.contextmanager
 def attached(model, config=None, *, drafter=None, cost=None):
-    """`attach` for a `with` block; afterwards the model is attached as it was before, or not at all.
+    """`attach` for a `with` block, with statistics of its own; afterwards the model is as it was before.
+
+    Blocks may overlap: the one entered last counts.
 
     Parameters are those of `attach`; yields the `Handle`.
     """
     target = generating_module(model)
     with Hooks.changing(target) as hooks:
-        before, hooks.handle = hooks.handle, Handle(target, config, drafter, cost)
-        handle = hooks.handle
+        hooks.handles.append(handle := Handle(target, config, drafter, cost))
     warm.begin()
     try:
         yield handle
     finally:
-        with Hooks.changing(target) as hooks:
-            hooks.handle = before
+        if hooks_of(target) is not None:
+            with Hooks.changing(target) as hooks:
+                hooks.handles = [one for one in hooks.handles if one is not handle]
 
 
 def generating_module(model) -> GenerationMixin:

@@ -1,17 +1,21 @@
-"""Commit and roll back: the cache of one call, whatever its kind."""
+"""Commit and roll back: the cache of one call, whatever its kind; and the probe that tries it."""
 
 import copy
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import versions
 
-_JUNK = 5  # tokens that the probe writes and rolls back
-_NOISE = 5.0  # times the rounding seen (or the machine's, if larger) that a rollback may leave
+_JUNK = 3  # tokens of the probe's wide forward, besides the first
+PROBE_ROOM = 1 + _JUNK  # entries that the probe writes, and takes back
+# How far logits may be from those of the same forward (rolled back before), and of a narrower one.
+_SAME = {torch.float64: 1e-10, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
+_NARROW = {torch.float64: 1e-6, torch.float32: 5e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 
 
 class CallCache:
-    """The cache of one `generate` call, and how many of its entries are committed.
+    """The cache of one `generate` call, and how to take entries back.
 
     Owns nothing but the notes needed to undo: which layers recorded their past before.
 
@@ -19,6 +23,11 @@ class CallCache:
     ----------
     cache : transformers.Cache
         After the prefill; `reason_against` has been asked and said None.
+
+    Attributes
+    ----------
+    size : int or None
+        Entries that fit; None if the cache grows.
     """
 
     def __init__(self, cache):
@@ -28,7 +37,7 @@ class CallCache:
             (layer, layer.record_past) for layer in self._inner.layers if hasattr(layer, "record_past")
         ]
         sizes = [layer.max_cache_len for layer in self._inner.layers if hasattr(layer, "max_cache_len")]
-        self.size = min(sizes) if sizes else None  # entries that fit; None if the cache grows
+        self.size = min(sizes) if sizes else None
         if self._recorded:
             self._inner.activate_past_recording()
 
@@ -62,6 +71,10 @@ def reason_against(cache) -> str | None:
     name = type(inner).__name__
     if not hasattr(inner, "layers") or not hasattr(inner, "crop"):
         return f"its cache, a {name}, cannot be rolled back"
+    if not all(_is_transformers(type(part).update) for part in (inner, *inner.layers)):
+        return f"its cache, a {name}, stores entries in a way of its own"
+    if int(inner.get_seq_length()) == 0:
+        return "the model leaves its cache empty, and keeps what it has read elsewhere"
     if hasattr(inner, "is_croppable"):
         return None if inner.is_croppable else f"its cache, a {name}, says that it cannot be rolled back"
     for layer in inner.layers:
@@ -75,26 +88,28 @@ def reason_against(cache) -> str | None:
 def kind(cache) -> tuple:
     """Return what makes two caches alike for a probe: their classes and their layers' classes."""
     inner = versions.self_attention(cache)
-    return (
-        type(cache),
-        type(inner),
-        *sorted({f"{type(layer).__module__}.{type(layer).__name__}" for layer in inner.layers}),
-    )
+    return (type(cache), type(inner), *sorted({repr(type(layer)) for layer in inner.layers}))
 
 
-def needs_probe(cache) -> bool:
-    """Whether a cache's word on rolling back is not enough: it is silent, or not transformers' own."""
+def _is_word_enough(cache):
+    """Whether the cache says of itself that it rolls back, and is transformers' own."""
     inner = versions.self_attention(cache)
-    parts = [inner, *inner.layers]
-    return not hasattr(inner, "is_croppable") or any(
-        not type(part).__module__.startswith("transformers.") for part in parts
+    return hasattr(inner, "is_croppable") and all(
+        _is_transformers(type(part)) for part in (inner, *inner.layers)
     )
 
 
-def rolls_back(prepare, forward, ids, kwargs, lengthen) -> bool:
-    """Whether logits after a rollback equal those of a cache that never saw the rejected tokens.
+def _is_transformers(thing):
+    return (thing.__module__ or "").startswith("transformers.")
 
-    Works on deep copies of the call's cache, so nothing is lost where the answer is no.
+
+def probe(model, prepare, forward, ids, kwargs) -> str | None:
+    """Try a wide forward and its rollback; return what is wrong with them, None if nothing is.
+
+    A few tokens are checked one by one and in one wide forward, and the first again after the
+    rollback. The logits must agree: the wide ones as far as another width rounds, the last as
+    the same forward does. A cache that has not said it rolls back is deep-copied first, so
+    that nothing is lost where the answer is no. Random number generators stay as they were.
 
     Parameters
     ----------
@@ -102,37 +117,90 @@ def rolls_back(prepare, forward, ids, kwargs, lengthen) -> bool:
         The model's own `prepare_inputs_for_generation` and `forward`.
     ids, kwargs
         As the loop gave them to `prepare`, for one decode step.
-    lengthen : callable
-        `(kwargs, n)` to the arguments for `n` more tokens.
     """
     cache = versions.cache_of(kwargs)
+    before = _generators(model.device)
     try:
-        rolled, clean, other = (copy.deepcopy(cache) for _ in range(3))
-        _run(prepare, forward, _longer(ids, _JUNK), lengthen(_with(kwargs, rolled), _JUNK))
-        before = int(versions.self_attention(rolled).get_seq_length())
-        versions.remove(versions.self_attention(rolled).layers, _JUNK)
-        if int(versions.self_attention(rolled).get_seq_length()) != before - _JUNK:
-            return False
-        _run(prepare, forward, ids, _with(kwargs, clean))
-        logits, expected = (
-            _run(prepare, forward, _longer(ids, 1), _second(lengthen, kwargs, each))
-            for each in (rolled, clean)
-        )
-        wide = _run(prepare, forward, _longer(ids, 1), lengthen(_with(kwargs, other), 1))
-    except Exception:  # whatever this cache cannot do, it cannot be rolled back
-        return False
-    rounding = max(float((wide - expected).norm() / expected.norm()), torch.finfo(logits.dtype).eps)
-    return bool((logits - expected).norm() <= _NOISE * rounding * expected.norm())
+        held = CallCache(cache if _is_word_enough(cache) else copy.deepcopy(cache))
+    except Exception as error:
+        return f"its cache, a {type(cache).__name__}, cannot be copied to try a rollback: {error}"
+    length, own = len(held), _with(kwargs, held.cache)
+    try:
+        reason = _try(model, prepare, forward, ids, own, held)
+        reason = _reason_to_draw(model.device, before, lambda: forward(**prepare(ids, **own))) or reason
+    except Exception as error:  # a model that cannot do a wide forward is not served
+        reason = f"a forward of several tokens fails: {type(error).__name__}: {error}"
+    held.roll_back_to(length)
+    return reason
 
 
-def _second(lengthen, kwargs, cache):
-    """The arguments of the decode step after this one: one token longer, one token wide."""
-    longer = lengthen(_with(kwargs, cache), 1)
-    if "next_sequence_length" in longer:
-        longer["next_sequence_length"] = 1
-    if longer.get("cache_position") is not None:
-        longer["cache_position"] = longer["cache_position"][-1:]
-    return longer
+def _try(model, prepare, forward, ids, kwargs, held):
+    def logits(width, given=kwargs, more=0):
+        inputs = prepare(_longer(ids, width - 1 + more), **given)
+        if "logits_to_keep" in inputs:
+            inputs["logits_to_keep"] = width
+        return forward(**inputs, return_dict=True).logits
+
+    length = len(held)
+    wider = versions.lengthened(model, kwargs, _JUNK)
+    with torch.no_grad():
+        first = logits(1)
+        second = logits(1, versions.narrowed(versions.lengthened(model, kwargs, 1)), more=1)
+        held.roll_back(2)
+        again = logits(1)
+        held.roll_back(1)
+        wide = logits(1 + _JUNK, wider)
+        if wide.shape[1] != 1 + _JUNK:
+            return f"the model gives logits for {wide.shape[1]} of {1 + _JUNK} tokens"
+        if len(held) != length + 1 + _JUNK:
+            return "its cache does not grow by the tokens of a forward"
+        held.roll_back(1 + _JUNK)
+        after = logits(1)
+        held.roll_back(1)
+    if not (_close(again, first, _SAME) and _close(after, first, _SAME) and len(held) == length):
+        return f"logits after rolling back its cache, a {type(held.cache).__name__}, differ from those before"
+    if not (_close(wide[:, :1], first, _NARROW) and _close(wide[:, 1:2], second, _NARROW)):
+        return "a forward of several tokens gives other logits than forwards of one"
+    return None
+
+
+def _close(found, expected, allowed):
+    limit = allowed.get(expected.dtype, 0.1)
+    found, expected = (torch.nan_to_num(x[:, -1].double(), posinf=0.0, neginf=0.0) for x in (found, expected))
+    return bool((found - expected).norm() <= limit * expected.norm())
+
+
+class _Draws(TorchDispatchMode):
+    """Notes whether this thread draws random numbers; attention kernels could, but not outside training."""
+
+    seen = False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if torch.Tag.nondeterministic_seeded in func.tags and "attention" not in func.name():
+            self.seen = True
+        return func(*args, **(kwargs or {}))
+
+
+def _generators(device):
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+
+
+def _restore(device, states):
+    torch.set_rng_state(states[0])
+    if len(states) > 1:
+        torch.cuda.set_rng_state(states[1], device)
+
+
+def _reason_to_draw(device, before, again) -> str | None:
+    """Say so if forwards draw random numbers, and put the generators back; other threads may draw too."""
+    if all(torch.equal(now, then) for now, then in zip(_generators(device), before)):
+        return None
+    with _Draws() as draws:
+        again()
+    if not draws.seen:
+        return None
+    _restore(device, before)
+    return "its forward draws random numbers, however many tokens it is of"
 
 
 def _with(kwargs, cache):
@@ -142,8 +210,3 @@ def _with(kwargs, cache):
 def _longer(ids, n):
     """`ids` and `n` more like the last, which is a word: others may stand for images."""
     return torch.cat([ids, ids[:, -1:].expand(-1, n)], dim=1)
-
-
-def _run(prepare, forward, ids, kwargs):
-    with torch.no_grad():
-        return forward(**prepare(ids, **kwargs), return_dict=True).logits[:, -1]

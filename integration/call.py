@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from transformers import StoppingCriteriaList
 
+from ..lookup.draft import Draft
 from . import support, versions, warm
-from .cache import CallCache
+from .cache import PROBE_ROOM, CallCache
 from .stats import Stats
 
 
@@ -30,7 +31,8 @@ class Announced:
 
     def is_for(self, kwargs) -> bool:
         """Whether these are the arguments of the forward that was announced."""
-        return any(
+        cache = versions.cache_of(self.inputs)
+        return (cache is not None and versions.cache_of(kwargs) is cache) or any(
             self.inputs.get(key) is not None and kwargs.get(key) is self.inputs[key]
             for key in ("input_ids", "decoder_input_ids", "inputs_embeds")
         )
@@ -76,39 +78,47 @@ class Call:
         self.stats = Stats(calls=1)
         self._arguments = arguments
         self._planned = False
-        self._serving = False
         self._running = False  # inside a forward of the model's own
-        self._seen_forward = False
-        self._cache: CallCache | None = None
+        self._open_clock = None
+        self._began = time.perf_counter()
+        self._begin_loop(None)
+
+    def _begin_loop(self, max_length):
+        """Forget the loop before: a model's own `generate` may run several."""
+        self._serving = False
+        self._max_length = max_length
+        self._loop_cache = None  # what the prefill filled
+        self._cache: CallCache | None = None  # the same, once it is known to roll back
+        self._trusted = False  # a wide forward of this model and cache has been tried, and was right
         self._drafter = None
         self._written: list = []  # committed since the drafter last heard
         self._written_ids = None
         self._length = 0  # ids at the last decode step, its token included
         self._offset = 0  # entries in the cache before that step's forward, minus those ids
-        self._loop_cache = None  # what the prefill filled
+        self._shift = 0  # position of that step's token, minus those entries
         self._announced: Announced | None = None
         self._wide: Wide | None = None
-        self._open_clock = None
-        self._max_length = None
-        self._began = time.perf_counter()
 
     # -- the plan, before the loop -----------------------------------------------------------------
 
     def plan(self, generation_config, criteria):
         """Decide whether this call is served, and return criteria that tell of every committed token."""
+        self.end_loop()
+        self._begin_loop(criteria.max_length)
         self._planned = True
         reason = support.reason_at_start(self.model, generation_config, self._arguments)
         if reason is not None:
             self.run_plainly(reason)
             return criteria
         self._serving = True
-        self._max_length = criteria.max_length
         return Watched(criteria, self)
 
     def run_plainly(self, reason) -> None:
-        """Stop drafting for the rest of the call, and say why."""
+        """Stop drafting for the rest of the call, and say why; the first reason counts."""
         self._settle()
         self._serving = False
+        if self.stats.reason is not None:
+            return
         self.stats.reason = reason
         self.speculation.say_once(f"this call of generate runs plainly, without drafts: {reason}")
 
@@ -123,7 +133,9 @@ class Call:
         """Stand in for the model's `prepare_inputs_for_generation`."""
         if not self._serving or self._running:
             return original(ids, **kwargs)
-        if self._loop_cache is not None and versions.cache_of(kwargs) is not self._loop_cache:
+        if self._loop_cache is None:  # the prefill, or a chunk of it
+            return self._announce(original, ids, kwargs)
+        if versions.cache_of(kwargs) is not self._loop_cache:
             return original(ids, **kwargs)
         if not versions.is_decode_step(ids, kwargs):
             return self._announce(original, ids, kwargs)
@@ -134,7 +146,7 @@ class Call:
     def _announce(self, original, ids, kwargs):
         self._settle()
         inputs = original(ids, **kwargs)
-        self._announced = Announced(ids, kwargs, original, inputs)
+        self._announced = Announced(ids, kwargs, original, dict(inputs))  # who gets them may change them
         return inputs
 
     def _prepare_step(self, original, ids, kwargs):
@@ -147,17 +159,20 @@ class Call:
                 ("decoder_input_ids" if self.model.config.is_encoder_decoder else "input_ids"): ids[:, -1:]
             }
             self._announced = Announced(ids, kwargs, original, stub, replay=True)
-            return {**stub, versions.cache_key(kwargs): self._cache.cache}
+            self._announced.inputs[versions.cache_key(kwargs)] = self._loop_cache
+            return dict(self._announced.inputs)
         return self._announce(original, ids, kwargs)
 
     def _start(self, original, ids, kwargs) -> bool:
-        """At the first decode step: whether the cache can be rolled back."""
-        reason = support.reason_after_prefill(self.hooks, original, ids, kwargs)
+        """At the first decode step: whether the cache says it can be rolled back."""
+        reason = support.reason_after_prefill(ids, kwargs)
         if reason is not None:
             self.run_plainly(reason)
             return False
-        self._cache = CallCache(versions.cache_of(kwargs))
+        self._cache = CallCache(self._loop_cache)
         self._offset = len(self._cache) - ids.shape[1]
+        position = versions.last_position(kwargs)
+        self._shift = position - len(self._cache) if position is not None else 0
         return True
 
     def _note(self, token, ids, source):
@@ -168,6 +183,7 @@ class Call:
             self._drafter = None
         self._length = ids.shape[1]
         self._written.append(token)
+        self._token = token
 
     # -- the loop runs the model -------------------------------------------------------------------
 
@@ -176,30 +192,41 @@ class Call:
         if self._running or not self._serving:
             return original(*args, **kwargs)
         announced = self._announced
-        if args or announced is None or not announced.is_for(kwargs):
+        if announced is None or args or not announced.is_for(kwargs):
             if self._wide is not None and versions.cache_of(kwargs) is self._loop_cache:
                 self._settle()  # someone else uses the loop's cache: let it see what plain would hold
             return original(*args, **kwargs)
         self._announced = None
-        self._seen_forward = True
+        if support.is_edited(announced.inputs, kwargs):
+            return self._edited(original, announced, kwargs)
         if announced.replay and self._wide is not None:
             self._wide.at += 1
             return support.node_of(self._wide.outputs, self._wide.at)
-        if announced.replay:  # its logits were rolled back in between
-            announced.inputs = announced.prepare(announced.ids, **announced.kwargs)
-            kwargs = {**announced.inputs, "return_dict": True}
-        if self._cache is None:
+        if self._loop_cache is None or self._cache is None:
             return self._prefill(original, kwargs)
         return self._step(original, announced, kwargs)
 
+    def _edited(self, original, announced, kwargs):
+        """Run as plain would: a wide forward would miss what someone does to the inputs on their way."""
+        self.run_plainly(
+            "something (a hook, a wrapper, prompt learning) changes the model's inputs between "
+            "prepare_inputs_for_generation and forward"
+        )
+        if announced.replay:
+            inputs = announced.prepare(announced.ids, **announced.kwargs)
+            kwargs = {**inputs, "return_dict": True}
+        return original(**kwargs)
+
     def _prefill(self, original, kwargs):
         outputs = self._run(original, kwargs, width=None)
+        self.stats.forwards += self._loop_cache is None  # chunks count as one
         self._loop_cache = versions.cache_of(outputs)
-        self.stats.forwards = 1
+        if self._loop_cache is None:
+            self.run_plainly("the model returns no cache")
         return outputs
 
     def _step(self, original, announced, kwargs):
-        draft = self._draft(announced.ids)
+        draft = self._draft(announced)
         if draft is not None:
             outputs = self._check(original, announced, kwargs, draft)
             if outputs is not None:
@@ -208,8 +235,26 @@ class Call:
         self._cache.roll_back(0)
         return outputs
 
-    def _draft(self, ids):
+    def _draft(self, announced):
         """Return the draft to check now, None for none."""
+        draft = self._proposed(announced.ids)
+        return draft if draft is not None and self._is_trusted(announced) else None
+
+    def _is_trusted(self, announced) -> bool:
+        """Before a call's first wide forward: whether one has been tried, or can be now, and was right."""
+        if self._trusted:
+            return True
+        if not self.hooks.is_probed(self._loop_cache) and self._places() < PROBE_ROOM:
+            return False
+        self._running = True
+        reason = self.hooks.reason_by_probe(announced.prepare, announced.ids, announced.kwargs)
+        self._running = False
+        self._trusted = reason is None
+        if reason is not None:
+            self.run_plainly(reason)
+        return self._trusted
+
+    def _proposed(self, ids):
         began = time.perf_counter()
         try:
             if self._drafter is None:
@@ -219,11 +264,11 @@ class Call:
                 self._drafter.commit(self._written)
             self._written = []
             budget = self._room()
-            if budget <= 0:
+            if budget <= 0 or not self.hooks.is_word(self._token):
                 return None
-            draft = self._drafter.draft(budget)
+            draft = checked_draft(self._drafter.draft(budget))
             if len(draft):
-                draft = self.hooks.within_vocabulary(draft.first_chain().head(budget))
+                draft = self.hooks.words_of(draft.first_chain().head(budget))
             return draft if len(draft) else None
         finally:
             self.stats.seconds_lookup += time.perf_counter() - began
@@ -232,7 +277,8 @@ class Call:
         if self.speculation.uses_lookup and not warm.ready(wait=self.config.deterministic):
             return False
         self._drafter = self.speculation.new_drafter(self.config)
-        self._drafter.begin(np.concatenate([self._arguments["encoder_ids"], ids[0].cpu().numpy()]))
+        seen = np.concatenate([self._arguments["encoder_ids"], ids[0].cpu().numpy()])
+        self._drafter.begin(self.hooks.searchable(seen))
         return True
 
     @property
@@ -242,14 +288,18 @@ class Call:
 
     def _room(self):
         """How many drafted tokens can be of use, and have a place."""
-        rooms = [1 << 30]
-        if self._max_length is not None:
-            rooms.append(self._max_length - self._length - 1)
+        if self._max_length is None:
+            return self._places()
+        return min(self._places(), self._max_length - self._length - 1)
+
+    def _places(self):
+        """How many tokens after the last the model and its cache have a place for."""
+        places = [1 << 30]
         if self.hooks.positions is not None:
-            rooms.append(self.hooks.positions - self._entries - 1)
+            places.append(self.hooks.positions - self._entries - self._shift - 1)
         if self._cache.size is not None:
-            rooms.append(self._cache.size - self._entries - 1)
-        return min(rooms)
+            places.append(self._cache.size - self._entries - 1)
+        return min(places)
 
     def _check(self, original, announced, kwargs, draft):
         """Run the wide forward and return the logits of its first position; None if the model would not."""
@@ -263,7 +313,7 @@ class Call:
             inputs["logits_to_keep"] = n + 1
         outputs = self._run(original, inputs, width=n + 1)
         if outputs.logits.shape[1] != n + 1:
-            self._cache.roll_back(n + 1)
+            self._cache.roll_back_to(self._entries)
             self.run_plainly(f"the model gave logits for {outputs.logits.shape[1]} of {n + 1} tokens")
             return None
         self._wide = Wide(draft, tokens, outputs, announced.ids.shape[1])
@@ -306,11 +356,8 @@ class Call:
         self._drafter.learn(wide.draft, range(wide.at))
         self.stats.seconds_lookup += time.perf_counter() - began
 
-    def close(self, ended=True) -> None:
-        """End the call, however it ended: the cache holds the committed tokens, the statistics count it.
-
-        `ended` is False after an exception, which says nothing about whether drafts were possible.
-        """
+    def end_loop(self) -> None:
+        """The loop has written its last token: its cache holds the committed tokens from here on."""
         self._stop_clock()
         self._count_last()
         if self._cache is not None:
@@ -319,6 +366,13 @@ class Call:
             else:
                 self._settle()
             self._cache.release()
+
+    def close(self, ended=True) -> None:
+        """End the call, however it ended, and count it.
+
+        `ended` is False after an exception, which says nothing about whether drafts were possible.
+        """
+        self.end_loop()
         if ended and self.stats.reason is None:
             self._look_for_a_reason()
         self.stats.seconds_total = time.perf_counter() - self._began
@@ -328,12 +382,14 @@ class Call:
         """A call that never came to its first decode step was not served, whatever was planned."""
         if not self._planned:
             self.run_plainly("it did not reach generate's own loop")
-        elif not self._seen_forward or (self._cache is None and self.stats.tokens > 2):
+        elif self._loop_cache is None:
             self.run_plainly(
                 "it did not pass through the model's own prepare_inputs_for_generation and forward where "
                 "draftless stands (replaced, compiled in place, generated by an inner model); attach after "
                 "the last change to the model, or to the model whose loop runs"
             )
+        elif self._cache is None and self.stats.tokens > 2:
+            self.run_plainly(f"its cache, a {type(self._loop_cache).__name__}, is not kept from step to step")
 
     def _count_last(self):
         """The last token has no forward of its own; see whether it was drafted."""
@@ -355,4 +411,14 @@ class Watched(StoppingCriteriaList):
 
     def __call__(self, input_ids, scores, **kwargs):
         self._call.committed(input_ids)
-        return super().__call__(input_ids, scores, **kwargs)
+        done = super().__call__(input_ids, scores, **kwargs)
+        if bool(done.all()):
+            self._call.end_loop()
+        return done
+
+
+def checked_draft(draft) -> Draft:
+    """Return what a drafter proposed, if it is a draft."""
+    if not isinstance(draft, Draft):
+        raise TypeError(f"a drafter's draft() must return a Draft, empty if there is none; found {draft!r}")
+    return draft

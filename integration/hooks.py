@@ -25,6 +25,7 @@ _RUNNING = contextvars.ContextVar("draftless_call", default=None)
 _LOCK = threading.RLock()
 _HOOKED = weakref.WeakKeyDictionary()  # model -> Hooks
 _ABSENT = object()
+PLAIN = object()  # in the place of a call: `lookup=False`
 _PLACEHOLDERS = ("image", "video", "audio", "vision", "speech")
 
 
@@ -43,8 +44,8 @@ class Hooks:
 
     Attributes
     ----------
-    handle : Handle or None
-        Set while the model is attached.
+    handles : list of Handle
+        `attach`'s, and those of the `attached` blocks entered since; the last one counts.
     processors : int
         Living `LookupProcessor`s of the model.
     positions : int or None
@@ -53,13 +54,13 @@ class Hooks:
 
     def __init__(self, model):
         self.model = weakref.ref(model)
-        self.handle = None
+        self.handles = []
         self.processors = 0
         self._calls = 0
         self._replaced = {}
         self._wrappers = {}
         self._probed = {}
-        self._vocabulary, self._placeholders = _ids_to_avoid(model)
+        self._vocabulary, self._no_words = _ids_to_avoid(model)
         self.positions = _positions(model)
 
     @classmethod
@@ -76,6 +77,11 @@ class Hooks:
             finally:
                 hooks._remove_if_unused()
 
+    @property
+    def handle(self):
+        """The handle that counts; None if the model is not attached."""
+        return self.handles[-1] if self.handles else None
+
     # -- wrappers ----------------------------------------------------------------------------------
 
     def _install(self, model):
@@ -85,6 +91,7 @@ class Hooks:
             "forward": self._forward,
             "_get_stopping_criteria": self._stopping_criteria,
             "get_compiled_call": self._compiled_call,
+            "_replicate_for_data_parallel": self._replicate,
         }.items():
             if hasattr(model, name):
                 self._wrap(model, name, enter)
@@ -119,7 +126,7 @@ class Hooks:
 
     def _remove_if_unused(self):
         model = self.model()
-        if self.handle is not None or self.processors or self._calls or model is None:
+        if self.handles or self.processors or self._calls or model is None:
             return
         _HOOKED.pop(model, None)
         for name, wrapper in self._wrappers.items():
@@ -132,23 +139,37 @@ class Hooks:
         """Deep copies and pickles are of the plain model."""
         model = held_by()
         made = list(type(model).__reduce_ex__(model, protocol))
-        state = dict(made[2])
-        for name, wrapper in self._wrappers.items():
-            if state.get(name) is wrapper:
-                del state[name]
-                if self._replaced[name] is not _ABSENT:
-                    state[name] = self._replaced[name]
-        made[2] = state
+        made[2] = self._without_wrappers(made[2])
         return tuple(made)
+
+    def _replicate(self, original):
+        replica = original()
+        plain = self._without_wrappers(vars(replica))
+        vars(replica).clear()
+        vars(replica).update(plain)
+        return replica
+
+    def _without_wrappers(self, attributes):
+        plain = dict(attributes)
+        for name, wrapper in self._wrappers.items():
+            if plain.get(name) is wrapper:
+                del plain[name]
+                if self._replaced[name] is not _ABSENT:
+                    plain[name] = self._replaced[name]
+        return plain
 
     # -- what the wrappers do ----------------------------------------------------------------------
 
     def _generate(self, original, *args, **kwargs):
         call = self._new_call(args, kwargs)
-        if call is not None:
-            with _LOCK:
-                self._calls += 1
         before = _RUNNING.set(call)
+        if not isinstance(call, Call):
+            try:
+                return original(*args, **kwargs)
+            finally:
+                _RUNNING.reset(before)
+        with _LOCK:
+            self._calls += 1
         ended = False
         try:
             result = original(*args, **kwargs)
@@ -156,8 +177,7 @@ class Hooks:
             return result
         finally:
             _RUNNING.reset(before)
-            if call is not None:
-                self._end(call, ended)
+            self._end(call, ended)
 
     def _end(self, call, ended):
         try:
@@ -168,13 +188,13 @@ class Hooks:
                 self._remove_if_unused()
 
     def _new_call(self, args, kwargs):
-        """Return the call to run with drafts, None to run plainly; takes `lookup` out of `kwargs`."""
+        """Return the call to run with drafts, PLAIN if that was asked for; takes `lookup` out of `kwargs`."""
         speculation = self._processor_in(args, kwargs) or self.handle
         if speculation is None:
             return None
         lookup = kwargs.pop("lookup", None)
         if lookup is False:
-            return None
+            return PLAIN
         config = speculation.config if lookup is None or lookup is True else checked_config(lookup)
         return Call(self, speculation, config, _arguments(self.model(), args, kwargs))
 
@@ -187,7 +207,7 @@ class Hooks:
 
     def _mine(self):
         call = _RUNNING.get()
-        return call if call is not None and call.hooks is self else None
+        return call if isinstance(call, Call) and call.hooks is self else None
 
     def _prepare(self, original, *args, **kwargs):
         call = self._mine()
@@ -216,20 +236,30 @@ class Hooks:
 
     # -- what is known about the model -------------------------------------------------------------
 
-    def within_vocabulary(self, draft):
-        """Return the draft cut before the first id outside the vocabulary, or of a placeholder."""
-        bad = draft.tokens >= self._vocabulary
-        if len(self._placeholders):
-            bad |= np.isin(draft.tokens, self._placeholders)
+    def is_word(self, token) -> bool:
+        """Whether an id may stand in a wide forward."""
+        return 0 <= token < self._vocabulary and token not in self._no_words
+
+    def words_of(self, draft):
+        """Return the draft cut before the first id that is no word: see `_ids_to_avoid`."""
+        bad = (draft.tokens < 0) | (draft.tokens >= self._vocabulary)
+        if len(self._no_words):
+            bad |= np.isin(draft.tokens, self._no_words)
         return draft.head(int(bad.argmax())) if bad.any() else draft
 
-    def rolls_back(self, prepare, ids, kwargs) -> bool:
-        """Whether a rollback of this kind of cache leaves no trace in the logits; found out once."""
+    def searchable(self, ids):
+        """Return ids to index, those outside the vocabulary as one that is never drafted."""
+        return np.where((ids < 0) | (ids >= self._vocabulary), self._vocabulary, ids)
+
+    def is_probed(self, cache) -> bool:
+        """Whether `reason_by_probe` has been answered for this kind of cache."""
+        return caches.kind(cache) in self._probed
+
+    def reason_by_probe(self, prepare, ids, kwargs) -> str | None:
+        """Return why wide forwards of this model cannot be trusted, None if they can; found out once."""
         kind = caches.kind(versions.cache_of(kwargs))
         if kind not in self._probed:
-            self._probed[kind] = caches.rolls_back(
-                prepare, self.own_forward, ids, kwargs, functools.partial(versions.lengthened, self.model())
-            )
+            self._probed[kind] = caches.probe(self.model(), prepare, self.own_forward, ids, kwargs)
         return self._probed[kind]
 
 
@@ -256,24 +286,42 @@ def _text_config(model):
 
 
 def _positions(model):
-    config = _text_config(model)
-    for name in ("max_position_embeddings", "max_target_positions"):
-        if isinstance(getattr(config, name, None), int):
-            return getattr(config, name)
-    return None
+    """The fewest positions that the configuration names for what is generated; None if it names none."""
+    sizes = [
+        value
+        for name, value in vars(_text_config(model)).items()
+        if isinstance(value, int)
+        and value > 0
+        and ((name.startswith("max_") and "position" in name) or name in ("n_positions", "n_ctx"))
+        and "relative" not in name
+        and not any(word in name for word in ("encoder", "source") if f"de{word}" not in name)
+    ]
+    return min(sizes, default=None)
 
 
 def _ids_to_avoid(model):
-    """Return the size of the vocabulary, and the ids that stand for images and the like."""
-    embeddings = model.get_input_embeddings()
-    size = getattr(embeddings, "num_embeddings", None) or getattr(
-        _text_config(model), "vocab_size", 2**31 - 1
+    """Return the size of the vocabulary, and ids that are no words: pads, and what stands for images."""
+    sizes = [getattr(_text_config(model), "vocab_size", None)]
+    holders = [model]
+    if model.config.is_encoder_decoder and hasattr(model, "get_decoder"):
+        holders.append(model.get_decoder())
+    pads = (
+        {model.config.pad_token_id} if isinstance(getattr(model.config, "pad_token_id", None), int) else set()
     )
-    ids = {
+    for holder in holders:
+        try:
+            embeddings = holder.get_input_embeddings()
+        except (AttributeError, NotImplementedError):
+            continue
+        sizes.append(getattr(embeddings, "num_embeddings", None))
+        pads.add(getattr(embeddings, "padding_idx", None))
+    placeholders = {
         value
         for name, value in vars(model.config).items()
         if isinstance(value, int)
         and name.endswith(("_token_id", "_token_index"))
         and any(word in name for word in _PLACEHOLDERS)
     }
-    return size, np.array(sorted(ids), dtype=np.int64)
+    known = [size for size in sizes if isinstance(size, int)]
+    no_words = placeholders | {pad for pad in pads if pad is not None}
+    return min(known, default=2**31 - 2), np.array(sorted(no_words), dtype=np.int64)

@@ -7,7 +7,7 @@ from transformers import LogitsProcessor
 from . import warm
 from .attach import generating_module
 from .handle import Speculation
-from .hooks import Hooks, hooks_of, running_call
+from .hooks import PLAIN, Hooks, hooks_of, running_call
 
 
 class LookupProcessor(Speculation, LogitsProcessor):
@@ -38,7 +38,7 @@ class LookupProcessor(Speculation, LogitsProcessor):
 
     def __call__(self, input_ids, scores):
         call = running_call()
-        if call is None or call.speculation is not self:
+        if call is not PLAIN and (call is None or call.speculation is not self):
             self.say_once(
                 "LookupProcessor has no effect here: pass it in logits_processor=[...] to generate of the "
                 "model that it was made for, before it is closed"

@@ -39,15 +39,19 @@ def reason_at_start(model, generation_config, arguments) -> str | None:
     return None
 
 
-def reason_after_prefill(hooks, prepare, ids, kwargs) -> str | None:
+def reason_after_prefill(ids, kwargs) -> str | None:
     """Return why a call cannot go on with drafts, asked at its first decode step; None if it can."""
     if ids.shape[0] != 1:
-        return f"it generates {ids.shape[0]} rows at once; one is served"
-    cache = versions.cache_of(kwargs)
-    reason = caches.reason_against(cache)
-    if reason is None and caches.needs_probe(cache) and not hooks.rolls_back(prepare, ids, kwargs):
-        return f"logits after rolling back its cache, a {type(cache).__name__}, differ from those before"
-    return reason
+        return "it generates several rows at once; one is served"
+    return caches.reason_against(versions.cache_of(kwargs))
+
+
+def is_edited(prepared, given) -> bool:
+    """Whether someone changed the model's inputs between `prepare_inputs_for_generation` and `forward`."""
+    if any(given.get(name) is not value for name, value in prepared.items()):
+        return True
+    settings = (bool, int, float, str, type(None))  # the loop itself adds return_dict and the like
+    return any(not isinstance(value, settings) for name, value in given.items() if name not in prepared)
 
 
 def node_of(outputs, at):

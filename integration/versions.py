@@ -81,6 +81,21 @@ def lengthened(model, kwargs, n):
     return longer
 
 
+def last_position(kwargs):
+    """Return the position of the token of a decode step; None if the model is not told."""
+    for key in POSITION_KEYS:
+        if kwargs.get(key) is not None:
+            return int(kwargs[key][..., -1].max())
+    return None
+
+
+def narrowed(kwargs):
+    """Return lengthened arguments cut to their last token."""
+    if TOLD_WIDTH:
+        return {**kwargs, "next_sequence_length": 1}
+    return {**kwargs, "cache_position": kwargs["cache_position"][-1:]}
+
+
 def remove(layers, n):
     """Remove the last `n` entries (0 or more) from cache layers; see `cache.roll_back`."""
     for layer in layers:

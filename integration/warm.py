@@ -26,11 +26,24 @@ def begin() -> None:
             _thread.start()
 
 
+def _after_fork():
+    """A child has no thread of its parent's; it loads for itself when it generates."""
+    global _thread, _lock, _ready
+    _lock = threading.Lock()
+    if not _ready.is_set():
+        _ready, _thread = threading.Event(), None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 def ready(wait: bool = False) -> bool:
     """Whether the kernels are loaded; with `wait`, once they are."""
-    if not _ready.is_set() and wait:
+    if not _ready.is_set():
         begin()
-        _ready.wait()
+        if wait:
+            _ready.wait()
     return _ready.is_set()
 
 

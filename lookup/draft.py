@@ -6,6 +6,8 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+_KINDS = {"tokens": np.int32, "parents": np.int32, "probabilities": np.float32, "sources": np.int64}
+
 
 @dataclass(frozen=True, eq=False)
 class Draft:
@@ -23,12 +25,24 @@ class Draft:
     sources : int64 array, shape (n,)
         Position in the history (as given to `Drafter.begin` and `commit`) that node i was
         copied from; -1 if it was not copied.
+
+    Raises
+    ------
+    ValueError
+        If the four are not one-dimensional and of one length.
     """
 
     tokens: np.ndarray
     parents: np.ndarray
     probabilities: np.ndarray
     sources: np.ndarray
+
+    def __post_init__(self):
+        for name, kind in _KINDS.items():
+            object.__setattr__(self, name, np.asarray(getattr(self, name), dtype=kind))
+        shapes = {name: getattr(self, name).shape for name in _KINDS}
+        if any(shape != (len(self.tokens),) for shape in shapes.values()):
+            raise ValueError(f"a draft's arrays must be one-dimensional and of one length; found {shapes}")
 
     @classmethod
     def chain(cls, tokens, probabilities=None, sources=None) -> "Draft":
@@ -53,12 +67,7 @@ class Draft:
             probabilities = np.ones(n)
         if sources is None:
             sources = np.full(n, -1)
-        return cls(
-            tokens,
-            np.arange(-1, n - 1, dtype=np.int32),
-            np.asarray(probabilities, dtype=np.float32),
-            np.asarray(sources, dtype=np.int64),
-        )
+        return cls(tokens, np.arange(-1, n - 1), probabilities, sources)
 
     @property
     def is_chain(self) -> bool:

