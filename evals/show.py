@@ -178,3 +178,19 @@ def output_text(prefill, pieces, marked) -> Text:
         else:
             text.append(piece)
     return text
+
+
+def overhead_table(measured) -> Table:
+    """Return what `overhead.measure` found as a table."""
+    low, high = measured.none_spread_us
+    found = Table(
+        box=box.SIMPLE_HEAD, title=f"one step, medians of {measured.pairs} pairs of {measured.steps} steps"
+    )
+    found.add_column("what")
+    found.add_column("microseconds", justify="right")
+    found.add_row("the bare loop, forward of a one-layer toy included", f"{measured.bare_us:.0f}")
+    found.add_row("more with draftless, nothing to draft", f"{measured.none_us:.0f}")
+    found.add_row("    quartiles", f"{low:.0f} to {high:.0f}")
+    found.add_row("    of it in the drafter", f"{measured.lookup_us:.0f}")
+    found.add_row("a replayed step, the loop's own work included", f"{measured.replayed_us:.0f}")
+    return found

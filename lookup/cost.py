@@ -10,12 +10,13 @@ from collections import defaultdict, deque
 
 import numpy as np
 
-_KEPT = 32  # latest forwards of each width that a median is taken of
-_TRUST = 4  # forwards of a width that weigh as much as the prior
-_REFRESH = 8  # forwards between two refreshes of the curve
+_KEPT = 32  # latest forwards of about one width that a median is taken of
+_TRUST = 1  # forwards of about one width that weigh as much as the prior
+_REFRESH = 4  # forwards between two refreshes of the curve
+_OUTLIER = 2.0  # times what was expected: a first forward of its width that compiled something
 
 _PRIORS = {
-    "cpu": ([1, 2, 4, 8, 16, 32, 64, 128], [1.0, 1.1, 1.35, 1.6, 1.75, 2.0, 3.0, 4.6]),
+    "cpu": ([1, 2, 4, 8, 16, 32, 64, 128], [1.0, 1.35, 1.5, 1.65, 1.85, 2.3, 3.4, 5.6]),
     "gpu": ([1, 129], [1.0, 1.4]),
 }
 
@@ -23,8 +24,9 @@ _PRIORS = {
 class CostModel:
     """Relative time of a forward by width: a prior, corrected by measured medians.
 
-    Safe to share between threads. Curves are non-decreasing: a wider forward is never
-    taken to be cheaper.
+    The prior's shape is kept between widths that were measured, and its step from one token
+    to two is not: some machines run one token by another kernel than several. Safe to share
+    between threads. Curves are non-decreasing: a wider forward is never taken to be cheaper.
 
     Parameters
     ----------
@@ -42,8 +44,9 @@ class CostModel:
         self._prior = _PRIORS["cpu" if device == "cpu" else "gpu"]
         self._learns = True
         self._lock = threading.Lock()
-        self._seconds = defaultdict(lambda: deque(maxlen=_KEPT))
-        self._seen = defaultdict(int)
+        self._ratios = defaultdict(lambda: deque(maxlen=_KEPT))  # by place: (width, seconds over prior)
+        self._seen = set()
+        self._prior_curve = np.empty(0)
         self._since = 0
         self._curve = np.empty(0)
 
@@ -76,18 +79,28 @@ class CostModel:
         return type(self).fixed(*self._prior)
 
     def observe(self, width: int, seconds: float) -> None:
-        """Learn from one forward. The first of a width is dropped: it may have compiled something."""
+        """Learn from one forward; a first one of its width that took far too long is dropped."""
         if not self._learns or not 0 < seconds < math.inf:
             return
         with self._lock:
-            self._seen[width] += 1
-            if self._seen[width] == 1:
+            first = width not in self._seen
+            self._seen.add(width)
+            if first and seconds > _OUTLIER * self._expected(width):
                 return
-            self._seconds[width].append(seconds)
+            ratio = seconds / float(self._prior_at(width)[width - 1])
+            self._ratios[_place(width)].append((width, ratio))
             self._since += 1
             if self._since >= _REFRESH:
                 self._since = 0
                 self._curve = np.empty(0)
+
+    def _expected(self, width):
+        """Seconds of a forward as far as is known; of the very first nothing is, so it counts as too long."""
+        base = self._ratios.get(0)
+        if not base:
+            return 0.0
+        known = self._curve if len(self._curve) >= width else self._fit(max(width, 64))
+        return _median(base) * float(known[width - 1])
 
     def curve(self, most: int) -> np.ndarray:
         """Return the relative time of widths 1 to `most`, float64, shape (most,)."""
@@ -97,22 +110,35 @@ class CostModel:
                 curve = self._curve = self._fit(max(most, 64))
         return curve[:most]
 
+    def _prior_at(self, most):
+        """The prior for widths 1 to `most` at least."""
+        if len(self._prior_curve) < most:
+            self._prior_curve = _extended(self._prior, np.arange(1, max(most, 128) + 1))
+        return self._prior_curve
+
     def _fit(self, most):
         widths = np.arange(1, most + 1)
-        prior = _extended(self._prior, widths)
-        base = self._seconds.get(1)
-        if not base:
+        prior = self._prior_at(most)[:most]
+        base = self._ratios.get(0)
+        wide = sorted(place for place, seen in self._ratios.items() if place and seen)
+        if not base or not wide:
             return prior
-        base = float(np.median(base))
-        measured = sorted(width for width, times in self._seconds.items() if 1 < width <= most and times)
-        places, factors = [0.0], [1.0]
-        for width in measured:
-            times = self._seconds[width]
-            ratio = float(np.median(times)) / base
-            trust = len(times) / (len(times) + _TRUST)
-            places.append(np.log(width))
-            factors.append((ratio / prior[width - 1]) ** trust)
-        return np.maximum.accumulate(np.maximum(prior * np.interp(np.log(widths), places, factors), 1.0))
+        places, factors = [], []
+        for seen in (self._ratios[place] for place in wide):
+            places.append(np.mean([np.log(width) for width, _ in seen]))
+            factors.append((_median(seen) / _median(base)) ** (len(seen) / (len(seen) + _TRUST)))
+        curve = prior * np.interp(np.log(widths), places, factors)
+        curve[0] = 1.0
+        return np.maximum.accumulate(curve)
+
+
+def _place(width):
+    """Widths that are alike share a place: 1, 2, 3, 4, 5-6, 7-8, 9-11, ...; two for each doubling."""
+    return round(2 * math.log2(width))
+
+
+def _median(seen):
+    return float(np.median([ratio for _, ratio in seen]))
 
 
 def _extended(points, widths):

@@ -58,7 +58,7 @@ class LookupDrafter:
         curve = self.cost.curve(budget + 1)
         rate = self.config.price * self._tokens / self._time
         tokens, probabilities, sources = self.index.propose(
-            budget, self.config.min_match, self._hits, self._tries, curve, rate
+            budget, self.config.min_match, self._hits, self._tries, self._luck, curve, rate
         )
         if len(tokens) == 0:
             self._count(1, curve[0])
@@ -66,7 +66,14 @@ class LookupDrafter:
         return Draft.chain(tokens, probabilities, sources)
 
     def commit(self, tokens: Sequence[int]) -> None:
-        self.index.follow(tokens, self._hits, self._tries, self.config.min_match, _KEEP)
+        self.index.follow(
+            np.asarray(tokens, dtype=np.int32),
+            self._hits,
+            self._tries,
+            self._luck,
+            self.config.min_match,
+            _KEEP,
+        )
 
     def learn(self, draft: Draft, accepted: Sequence[int]) -> None:
         if len(draft) == 0:  # counted when it was made
@@ -80,6 +87,7 @@ class LookupDrafter:
     def _forget(self):
         self._tries = np.full(len(_ACCEPTED), _WEIGHT)
         self._hits = _WEIGHT * _ACCEPTED
+        self._luck = np.zeros(2)
         self._tokens = self._time = 1.0 / (1.0 - _FADE)
 
     def _new_index(self):

@@ -87,14 +87,14 @@ class SuffixIndex:
         for part in self._parts(new):
             kernels.extend(*self._arrays, part)
 
-    def follow(self, tokens, hits, tries, min_match, keep) -> None:
+    def follow(self, tokens, hits, tries, luck, min_match, keep) -> None:
         """Append like `extend`, learning from each token whether the match before it was right.
 
-        `hits` and `tries`, float64 arrays of one entry a match-length bucket, are changed
-        in place: see `lookup.kernels.follow`.
+        `hits` and `tries`, float64 arrays of one entry a match-length bucket, and `luck`, of
+        two, are changed in place: see `lookup.kernels.follow`.
         """
         for part in self._parts(as_ids(tokens)):
-            kernels.follow(*self._arrays, part, hits, tries, min_match, keep)
+            kernels.follow(*self._arrays, part, hits, tries, luck, min_match, keep)
 
     def match(self) -> tuple[int, int]:
         """Return the longest match as (position of the token that followed it, its length).
@@ -139,13 +139,23 @@ class SuffixIndex:
         kernels.copy_on(self._tokens, self._state, self._state[kernels.MATCH_END] + 1, out, sources)
         return out
 
-    def propose(self, budget, min_match, hits, tries, curve, rate):
+    def propose(self, budget, min_match, hits, tries, luck, curve, rate):
         """Return (tokens, probabilities, sources) of the draft that pays: `lookup.kernels.propose`."""
         out = np.empty(budget, dtype=np.int32)
         probabilities = np.empty(budget, dtype=np.float32)
         sources = np.empty(budget, dtype=np.int64)
         k = kernels.propose(
-            self._tokens, self._state, min_match, hits, tries, curve, rate, out, probabilities, sources
+            self._tokens,
+            self._state,
+            min_match,
+            hits,
+            tries,
+            luck,
+            curve,
+            rate,
+            out,
+            probabilities,
+            sources,
         )
         return out[:k], probabilities[:k], sources[:k] + self._dropped
 
@@ -250,6 +260,10 @@ def as_ids(tokens) -> np.ndarray:
     ValueError
         If they are not one-dimensional, or an id is negative or above 2**31 - 1.
     """
+    if type(tokens) is np.ndarray and tokens.dtype == np.int32 and tokens.ndim == 1 and tokens.size:
+        if tokens.min() < 0:
+            raise ValueError(f"token ids must be from 0 to {_LARGEST}; found {tokens.min()}")
+        return tokens.copy()
     if hasattr(tokens, "detach"):
         tokens = tokens.detach().cpu().numpy()
     array = np.asarray(tokens)

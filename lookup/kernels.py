@@ -44,6 +44,9 @@ def _compiled(function):
         return njit(nogil=True)(function)
 
 
+# Hits that are taken for granted before a text counts as one that its matches do not foretell.
+PATIENCE = 2.0
+
 # A match of m tokens falls in bucket BUCKETS[min(m, len - 1)].
 BUCKETS = np.array([0, 0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 6, 6, 7, 7, 7, 7] + [8] * 16 + [9], dtype=np.int64)
 
@@ -261,26 +264,30 @@ def bucket(length):
 
 
 @_compiled
-def follow(tokens, links, keys, heads, state, new, hits, tries, min_match, keep):
+def follow(tokens, links, keys, heads, state, new, hits, tries, luck, min_match, keep):
     """Append `new` one by one, and learn from each whether the match before it was right.
 
     `hits` and `tries` count by match length (`bucket`) how often the token that
-    followed the match was the next one; old counts fade by `keep`.
+    followed the match was the next one; `luck[0]` counts hits of all lengths, `luck[1]`
+    how many were expected. Old counts fade by `keep`.
     """
     for i in range(new.shape[0]):
         if state[MATCH_LENGTH] >= min_match:
             row = bucket(state[MATCH_LENGTH])
+            luck *= keep
+            luck[1] += hits[row] / tries[row]
             hits[row] *= keep
             tries[row] *= keep
             tries[row] += 1.0
             if tokens[state[MATCH_END] + 1] == new[i]:
                 hits[row] += 1.0
+                luck[0] += 1.0
         _append(tokens, links, keys, heads, state, new[i])
         _carry(tokens, links, state)
 
 
 @_compiled
-def propose(tokens, state, min_match, hits, tries, curve, rate, out, probabilities, sources):
+def propose(tokens, state, min_match, hits, tries, luck, curve, rate, out, probabilities, sources):
     """Draft the continuation of the longest match, as long as it pays.
 
     Of all lengths k the one is taken that maximises the expected tokens saved minus
@@ -291,13 +298,14 @@ def propose(tokens, state, min_match, hits, tries, curve, rate, out, probabiliti
     if state[MATCH_LENGTH] < min_match or state[MATCH_END] < 0:
         return 0
     copy_on(tokens, state, state[MATCH_END] + 1, out, sources)
+    fortune = min(1.0, (luck[0] + PATIENCE) / (luck[1] + PATIENCE))
     p = 1.0
     gain = 0.0
     best = 0.0
     k = 0
     for i in range(out.shape[0]):
         row = bucket(state[MATCH_LENGTH] + i)
-        p *= hits[row] / tries[row]
+        p *= fortune * hits[row] / tries[row]
         probabilities[i] = p
         gain += p
         value = gain - rate * (curve[i + 1] - curve[0])

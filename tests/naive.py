@@ -50,24 +50,27 @@ def bucket(length):
     return sum(length > last for last in _LAST_OF_BUCKET)
 
 
-def follow(tokens, new, hits, tries, min_match, keep, window=None, max_match=None):
-    """Append `new` one by one; return (text, hits, tries) after learning from each."""
-    text, hits, tries = list(tokens), list(hits), list(tries)
+def follow(tokens, new, hits, tries, luck, min_match, keep, window=None, max_match=None):
+    """Append `new` one by one; return (text, hits, tries, luck) after learning from each."""
+    text, hits, tries, luck = list(tokens), list(hits), list(tries), list(luck)
     for token in new:
         start, length = match(text, window, max_match)
         if length >= min_match:
             row = bucket(length)
+            luck[0] = luck[0] * keep + (text[start] == token)
+            luck[1] = luck[1] * keep + hits[row] / tries[row]
             hits[row] = hits[row] * keep + (text[start] == token)
             tries[row] = tries[row] * keep + 1.0
         text.append(token)
-    return text, hits, tries
+    return text, hits, tries, luck
 
 
-def probabilities(length, n, hits, tries):
+def probabilities(length, n, hits, tries, luck):
     """How likely each of `n` drafted tokens is to be accepted, its whole path counted."""
     path, so_far = [], 1.0
+    fortune = min(1.0, (luck[0] + 2.0) / (luck[1] + 2.0))
     for i in range(n):
-        so_far *= hits[bucket(length + i)] / tries[bucket(length + i)]
+        so_far *= fortune * hits[bucket(length + i)] / tries[bucket(length + i)]
         path.append(so_far)
     return path
 
@@ -78,16 +81,18 @@ def worth(path, curve, rate, k):
 
 
 def best_length(path, curve, rate):
-    """The length worth most, the smallest of equals; 0 is worth nothing."""
+    """The length worth most, the smallest of equals; 0 is worth nothing. Where time costs nothing: all."""
+    if rate == 0:
+        return len(path)
     return max(range(len(path) + 1), key=lambda k: (worth(path, curve, rate, k), -k))
 
 
-def propose(tokens, budget, min_match, hits, tries, curve, rate, window=None, max_match=None):
+def propose(tokens, budget, min_match, hits, tries, luck, curve, rate, window=None, max_match=None):
     """The draft that pays, of all lengths up to `budget`: (tokens, probabilities, sources)."""
     _, length = match(tokens, window, max_match)
     if length < max(min_match, 1):
         return [], [], []
-    path = probabilities(length, budget, hits, tries)
+    path = probabilities(length, budget, hits, tries, luck)
     k = best_length(path, curve, rate)
     return (
         continuation(tokens, k, window, max_match),

@@ -16,10 +16,9 @@ def examples(n):
 
 
 def observed(*observations, device="cpu"):
-    """A model that saw these (width, seconds), each width once before: the first is dropped."""
+    """A model that saw these (width, seconds), and one of width 1 before: the very first is dropped."""
     model = CostModel(device)
-    for width in {width for width, _ in observations}:
-        model.observe(width, 1.0)
+    model.observe(1, 1.0)
     for width, seconds in observations:
         model.observe(width, seconds)
     return model
@@ -116,22 +115,34 @@ def test_fixed_refuses_or_flattens_a_curve_that_falls():
 # -- learning ----------------------------------------------------------------------------------------
 
 
-def test_the_first_forward_of_a_width_is_dropped():
+def test_a_first_forward_of_a_width_that_took_far_too_long_is_dropped():
     slow, usual = CostModel(), CostModel()
     slow.observe(1, 100.0)
-    slow.observe(8, 900.0)
     usual.observe(1, 1.0)
-    usual.observe(8, 1.5)
+    for model in (slow, usual):
+        model.observe(1, 1.0)
+    slow.observe(8, 900.0)
     assert curve_of(slow) == curve_of(usual) == curve_of(CostModel())
     for _ in range(20):
         for model in (slow, usual):
             model.observe(1, 1.0)
-            model.observe(8, 1.5)
+            model.observe(8, 2.5)
     assert curve_of(slow) == curve_of(usual) != curve_of(CostModel())
 
 
+def test_a_first_forward_that_took_its_time_is_kept():
+    model = observed((1, 1.0), (8, 2.0))
+    assert 1.65 < model.curve(8)[7] < 2.0
+
+
+def test_the_step_from_one_token_to_two_is_learned_from_any_width():
+    learned = observed(*[(1, 1.0), (16, 3.0)] * 20).curve(64)
+    assert learned[1] / CostModel().curve(64)[1] == pytest.approx(learned[15] / CostModel().curve(64)[15])
+    assert learned[0] == 1.0
+
+
 def test_a_median_is_not_moved_by_outliers():
-    clean = [(1, 1.0), (8, 3.0)] * 15
+    clean = [(1, 1.0), (8, 3.0)] * 15  # 3 is within twice of what is expected
     dirty = [*clean[:-4], (1, 50.0), (8, 700.0), (1, 0.001), (8, 0.001)]
     assert curve_of(observed(*dirty)) == curve_of(observed(*clean))
 

@@ -86,7 +86,7 @@ def test_the_rate_is_that_of_the_latest_forwards():
     for history, draft, accepted in write(drafter, [1, 2, 3], [4, 1, 2, 3, 4, 9, 1, 2, 3, 4, 9] * 4):
         everything = LookupDrafter(config.replace(price=0), cost)
         everything.begin(history)
-        everything._hits, everything._tries = drafter._hits, drafter._tries
+        everything._hits, everything._tries, everything._luck = drafter._hits, drafter._tries, drafter._luck
         path = everything.draft(64).probabilities.tolist()
         rates.append(tokens / time)
         if len(history) < 36:  # nearer to the end the budget is smaller

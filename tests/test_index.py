@@ -138,11 +138,12 @@ def test_continuation_runs_on_past_the_end(tokens, window, max_match, n):
 @given(texts, texts, windows, caps, st.integers(1, 3))
 def test_follow_learns_and_appends_like_the_oracle(tokens, new, window, max_match, min_match):
     index = SuffixIndex(tokens, window=window, max_match=max_match)
-    hits, tries = np.full(BUCKETS, 1.0), np.full(BUCKETS, 2.0)
-    index.follow(new, hits, tries, min_match, KEEP)
-    text, expected_hits, expected_tries = naive.follow(
-        tokens, new, [1.0] * BUCKETS, [2.0] * BUCKETS, min_match, KEEP, window, max_match
+    hits, tries, luck = np.full(BUCKETS, 1.0), np.full(BUCKETS, 2.0), np.array([3.0, 4.0])
+    index.follow(new, hits, tries, luck, min_match, KEEP)
+    text, expected_hits, expected_tries, expected_luck = naive.follow(
+        tokens, new, [1.0] * BUCKETS, [2.0] * BUCKETS, [3.0, 4.0], min_match, KEEP, window, max_match
     )
+    assert luck.tolist() == expected_luck
     assert hits.tolist() == expected_hits
     assert tries.tolist() == expected_tries
     assert_says_what_the_oracle_says(index, text, window, max_match)
@@ -157,24 +158,27 @@ def test_follow_learns_and_appends_like_the_oracle(tokens, new, window, max_matc
     st.lists(st.integers(0, 4), min_size=BUCKETS, max_size=BUCKETS),
     st.lists(st.integers(0, 8), min_size=12, max_size=12),
     st.integers(0, 16),
+    st.sampled_from([(0.0, 0.0), (1.0, 0.0), (0.0, 2.0), (1.0, 4.0), (0.0, 6.0)]),
 )
 def test_propose_takes_the_length_that_an_exhaustive_search_takes(
-    tokens, window, budget, min_match, quarters, slopes, rate
+    tokens, window, budget, min_match, quarters, slopes, rate, luck
 ):
     # Fractions of powers of two, so that sums are exact and ties are ties.
     hits, tries = [quarter / 4 for quarter in quarters], [1.0] * BUCKETS
     curve = [1.0 + sum(slopes[:i]) / 8 for i in range(budget + 1)]
     drafted, probabilities, sources = SuffixIndex(tokens, window=window).propose(
-        budget, min_match, np.array(hits), np.array(tries), np.array(curve), rate / 8
+        budget, min_match, np.array(hits), np.array(tries), np.array(luck), np.array(curve), rate / 8
     )
-    expected = naive.propose(tokens, budget, min_match, hits, tries, curve, rate / 8, window)
+    expected = naive.propose(tokens, budget, min_match, hits, tries, luck, curve, rate / 8, window)
     assert (drafted.tolist(), probabilities.tolist(), sources.tolist()) == expected
 
 
 def test_of_lengths_worth_the_same_the_shortest_is_drafted():
     sure = np.ones(BUCKETS)
     for curve, k in [([1, 1, 2, 3, 4], 1), ([1, 2, 3, 4, 5], 0), ([1, 2, 2, 3, 4], 2), ([1, 1, 1, 1, 2], 3)]:
-        drafted, _, _ = SuffixIndex([7, 7]).propose(4, 1, sure, sure, np.array(curve, dtype=float), 1.0)
+        drafted, _, _ = SuffixIndex([7, 7]).propose(
+            4, 1, sure, sure, np.zeros(2), np.array(curve, dtype=float), 1.0
+        )
         assert len(drafted) == k
 
 
@@ -188,8 +192,8 @@ class AnyOrder(RuleBasedStateMachine):
         self.window, self.max_match = window, max_match
         self.index = SuffixIndex(window=window, max_match=max_match)
         self.text = []
-        self.learned = ([1.0] * BUCKETS, [2.0] * BUCKETS)
-        self.hits, self.tries = map(np.array, self.learned)
+        self.learned = ([1.0] * BUCKETS, [2.0] * BUCKETS, [3.0, 4.0])
+        self.hits, self.tries, self.luck = map(np.array, self.learned)
 
     @rule(tokens=st.lists(st.integers(0, 3), max_size=12))
     def extend(self, tokens):
@@ -210,7 +214,7 @@ class AnyOrder(RuleBasedStateMachine):
             self.text, tokens, *self.learned, 2, KEEP, self.window, self.max_match
         )
         for token in tokens:
-            self.index.follow([token], self.hits, self.tries, 2, KEEP)
+            self.index.follow([token], self.hits, self.tries, self.luck, 2, KEEP)
 
     @rule(fraction=st.floats(0, 1))
     def truncate(self, fraction):
@@ -240,7 +244,7 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def equals_the_oracle(self):
         assert_says_what_the_oracle_says(self.index, self.text, self.window, self.max_match)
-        assert (self.hits.tolist(), self.tries.tolist()) == tuple(self.learned)
+        assert (self.hits.tolist(), self.tries.tolist(), self.luck.tolist()) == tuple(self.learned)
 
     @invariant()
     def equals_a_rebuilt_index(self):
@@ -518,11 +522,11 @@ REFUSED = {  # name: (tokens, error, what its message says)
 @pytest.mark.parametrize(("tokens", "error", "message"), REFUSED.values(), ids=REFUSED)
 def test_refused_tokens_leave_the_index_as_it_was(tokens, error, message):
     index = SuffixIndex([1, 2, 1])
-    hits, tries = np.ones(BUCKETS), np.ones(BUCKETS)
+    hits, tries, luck = np.ones(BUCKETS), np.ones(BUCKETS), np.zeros(2)
     with pytest.raises(error, match=message):
         index.extend(tokens)
     with pytest.raises(error, match=message):
-        index.follow(tokens, hits, tries, 1, KEEP)
+        index.follow(tokens, hits, tries, luck, 1, KEEP)
     with pytest.raises(error, match=message):
         SuffixIndex(tokens)
     assert (hits.tolist(), tries.tolist()) == ([1.0] * BUCKETS, [1.0] * BUCKETS)

@@ -20,6 +20,7 @@ ALLOWED = {  # package: what of the project it may import
     "draftless": {"draftless.integration", "draftless.lookup"},
     "draftless.lookup": {"draftless.lookup"},
     "draftless.integration": {"draftless.integration", "draftless.lookup"},
+    "draftless.evals": {"draftless.evals", "draftless.integration", "draftless.lookup"},
 }
 LOOKUP_MODULES = ["config", "cost", "draft", "drafter", "index", "kernels"]
 
