@@ -10,9 +10,9 @@ from .draft import Draft
 from .index import SuffixIndex
 
 # How often the token after a match of 1, 2, 3, 4, 5-6, 7-8, 9-12, 13-16, 17-32, 33+ tokens is the
-# next one in texts of strong models, and how many tries that knowledge weighs.
+# next one in texts of strong models.
 _ACCEPTED = np.array([0.26, 0.43, 0.53, 0.64, 0.72, 0.80, 0.82, 0.88, 0.94, 0.98])
-_WEIGHT = 12.0
+_DOUBT = 6.0  # hits that short matches owe before they are believed
 _KEEP = 0.98  # a try of this match length fades by this much with each later one
 _FADE = 0.9  # the same for tokens per unit of time, by forward
 
@@ -58,7 +58,7 @@ class LookupDrafter:
         curve = self.cost.curve(budget + 1)
         rate = self.config.price * self._tokens / self._time
         tokens, probabilities, sources = self.index.propose(
-            budget, self.config.min_match, self._hits, self._tries, self._luck, curve, rate
+            budget, self.config.min_match, _ACCEPTED, self._hits, self._tries, self._luck, curve, rate
         )
         if len(tokens) == 0:
             self._count(1, curve[0])
@@ -68,6 +68,7 @@ class LookupDrafter:
     def commit(self, tokens: Sequence[int]) -> None:
         self.index.follow(
             np.asarray(tokens, dtype=np.int32),
+            _ACCEPTED,
             self._hits,
             self._tries,
             self._luck,
@@ -85,9 +86,8 @@ class LookupDrafter:
         self._time = _FADE * self._time + time
 
     def _forget(self):
-        self._tries = np.full(len(_ACCEPTED), _WEIGHT)
-        self._hits = _WEIGHT * _ACCEPTED
-        self._luck = np.zeros(2)
+        self._hits, self._tries = np.zeros(len(_ACCEPTED)), np.zeros(len(_ACCEPTED))
+        self._luck = np.array([0.0, _DOUBT])
         self._tokens = self._time = 1.0 / (1.0 - _FADE)
 
     def _new_index(self):

@@ -87,14 +87,14 @@ class SuffixIndex:
         for part in self._parts(new):
             kernels.extend(*self._arrays, part)
 
-    def follow(self, tokens, hits, tries, luck, min_match, keep) -> None:
+    def follow(self, tokens, prior, hits, tries, luck, min_match, keep) -> None:
         """Append like `extend`, learning from each token whether the match before it was right.
 
-        `hits` and `tries`, float64 arrays of one entry a match-length bucket, and `luck`, of
-        two, are changed in place: see `lookup.kernels.follow`.
+        `prior`, `hits` and `tries` are float64 arrays of one entry a match-length bucket,
+        `luck` has two; all but `prior` are changed in place: see `lookup.kernels.follow`.
         """
         for part in self._parts(as_ids(tokens)):
-            kernels.follow(*self._arrays, part, hits, tries, luck, min_match, keep)
+            kernels.follow(*self._arrays, part, prior, hits, tries, luck, min_match, keep)
 
     def match(self) -> tuple[int, int]:
         """Return the longest match as (position of the token that followed it, its length).
@@ -139,7 +139,7 @@ class SuffixIndex:
         kernels.copy_on(self._tokens, self._state, self._state[kernels.MATCH_END] + 1, out, sources)
         return out
 
-    def propose(self, budget, min_match, hits, tries, luck, curve, rate):
+    def propose(self, budget, min_match, prior, hits, tries, luck, curve, rate):
         """Return (tokens, probabilities, sources) of the draft that pays: `lookup.kernels.propose`."""
         out = np.empty(budget, dtype=np.int32)
         probabilities = np.empty(budget, dtype=np.float32)
@@ -148,6 +148,7 @@ class SuffixIndex:
             self._tokens,
             self._state,
             min_match,
+            prior,
             hits,
             tries,
             luck,

@@ -46,6 +46,7 @@ def _compiled(function):
 
 # Hits that are taken for granted before a text counts as one that its matches do not foretell.
 PATIENCE = 2.0
+WEIGHT = 12.0  # tries of one match length that weigh as much as what is known beforehand
 
 # A match of m tokens falls in bucket BUCKETS[min(m, len - 1)].
 BUCKETS = np.array([0, 0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 6, 6, 7, 7, 7, 7] + [8] * 16 + [9], dtype=np.int64)
@@ -264,18 +265,18 @@ def bucket(length):
 
 
 @_compiled
-def follow(tokens, links, keys, heads, state, new, hits, tries, luck, min_match, keep):
+def follow(tokens, links, keys, heads, state, new, prior, hits, tries, luck, min_match, keep):
     """Append `new` one by one, and learn from each whether the match before it was right.
 
     `hits` and `tries` count by match length (`bucket`) how often the token that
     followed the match was the next one; `luck[0]` counts hits of all lengths, `luck[1]`
-    how many were expected. Old counts fade by `keep`.
+    how many `prior` (by match length) foretold. Old counts fade by `keep`.
     """
     for i in range(new.shape[0]):
         if state[MATCH_LENGTH] >= min_match:
             row = bucket(state[MATCH_LENGTH])
             luck *= keep
-            luck[1] += hits[row] / tries[row]
+            luck[1] += prior[row]
             hits[row] *= keep
             tries[row] *= keep
             tries[row] += 1.0
@@ -287,8 +288,12 @@ def follow(tokens, links, keys, heads, state, new, hits, tries, luck, min_match,
 
 
 @_compiled
-def propose(tokens, state, min_match, hits, tries, luck, curve, rate, out, probabilities, sources):
+def propose(tokens, state, min_match, prior, hits, tries, luck, curve, rate, out, probabilities, sources):
     """Draft the continuation of the longest match, as long as it pays.
+
+    A match of some length is right as often as `prior` says, less where the text has been
+    unlucky so far (long matches are hardly touched by that), corrected by the `hits` of
+    `tries` seen for that length.
 
     Of all lengths k the one is taken that maximises the expected tokens saved minus
     `rate` (tokens per unit of time) times the time that width 1 + k adds (`curve`).
@@ -305,7 +310,8 @@ def propose(tokens, state, min_match, hits, tries, luck, curve, rate, out, proba
     k = 0
     for i in range(out.shape[0]):
         row = bucket(state[MATCH_LENGTH] + i)
-        p *= fortune * hits[row] / tries[row]
+        foretold = prior[row] * fortune ** (1.0 - prior[row])
+        p *= (WEIGHT * foretold + hits[row]) / (WEIGHT + tries[row])
         probabilities[i] = p
         gain += p
         value = gain - rate * (curve[i + 1] - curve[0])

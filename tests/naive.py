@@ -50,7 +50,7 @@ def bucket(length):
     return sum(length > last for last in _LAST_OF_BUCKET)
 
 
-def follow(tokens, new, hits, tries, luck, min_match, keep, window=None, max_match=None):
+def follow(tokens, new, prior, hits, tries, luck, min_match, keep, window=None, max_match=None):
     """Append `new` one by one; return (text, hits, tries, luck) after learning from each."""
     text, hits, tries, luck = list(tokens), list(hits), list(tries), list(luck)
     for token in new:
@@ -58,19 +58,21 @@ def follow(tokens, new, hits, tries, luck, min_match, keep, window=None, max_mat
         if length >= min_match:
             row = bucket(length)
             luck[0] = luck[0] * keep + (text[start] == token)
-            luck[1] = luck[1] * keep + hits[row] / tries[row]
+            luck[1] = luck[1] * keep + prior[row]
             hits[row] = hits[row] * keep + (text[start] == token)
             tries[row] = tries[row] * keep + 1.0
         text.append(token)
     return text, hits, tries, luck
 
 
-def probabilities(length, n, hits, tries, luck):
+def probabilities(length, n, prior, hits, tries, luck):
     """How likely each of `n` drafted tokens is to be accepted, its whole path counted."""
     path, so_far = [], 1.0
     fortune = min(1.0, (luck[0] + 2.0) / (luck[1] + 2.0))
     for i in range(n):
-        so_far *= fortune * hits[bucket(length + i)] / tries[bucket(length + i)]
+        row = bucket(length + i)
+        foretold = prior[row] * fortune ** (1.0 - prior[row])
+        so_far *= (12.0 * foretold + hits[row]) / (12.0 + tries[row])
         path.append(so_far)
     return path
 
@@ -87,12 +89,12 @@ def best_length(path, curve, rate):
     return max(range(len(path) + 1), key=lambda k: (worth(path, curve, rate, k), -k))
 
 
-def propose(tokens, budget, min_match, hits, tries, luck, curve, rate, window=None, max_match=None):
+def propose(tokens, budget, min_match, prior, hits, tries, luck, curve, rate, window=None, max_match=None):
     """The draft that pays, of all lengths up to `budget`: (tokens, probabilities, sources)."""
     _, length = match(tokens, window, max_match)
     if length < max(min_match, 1):
         return [], [], []
-    path = probabilities(length, budget, hits, tries, luck)
+    path = probabilities(length, budget, prior, hits, tries, luck)
     k = best_length(path, curve, rate)
     return (
         continuation(tokens, k, window, max_match),
