@@ -9,10 +9,15 @@ Everything public is here; names are imported on first use, so that importing
 `draftless` costs nothing beyond torch and transformers.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
+
+_here = os.path.dirname(os.path.abspath(__file__))
+if not os.path.isdir(os.path.join(_here, "lookup")):  # a checkout, where lookup/ lies beside this folder
+    __path__.append(os.path.dirname(_here))
 
 _HOME = {
     "attach": ".integration.attach",

@@ -186,3 +186,11 @@ def test_every_class_of_the_lookup_shows_an_example(name):
 
 def test_every_module_of_the_lookup_is_looked_at():
     assert {path.stem for path in files("draftless.lookup")} == {"__init__", *LOOKUP_MODULES}
+
+
+def test_a_checkout_can_be_used_from_its_own_folder(tmp_path):
+    """`python` started there finds the folder `draftless` before the installed package."""
+    here = Path(__file__).parent.parent
+    code = "import draftless, os; print(os.path.dirname(draftless.__file__)); draftless.SuffixIndex([1])"
+    found = subprocess.run([sys.executable, "-c", code], cwd=here, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == str(here / "draftless")
