@@ -80,6 +80,7 @@ class Call:
         self._planned = False
         self._running = False  # inside a forward of the model's own
         self._open_clock = None
+        self._on_cpu = self.model.device.type == "cpu"  # a forward that returned has ended
         self._began = time.perf_counter()
         self._begin_loop(None)
 
@@ -326,7 +327,7 @@ class Call:
         outputs = original(**kwargs)
         self._running = False
         self._open_clock = (width, began)
-        if self.model.device.type == "cpu":
+        if self._on_cpu:
             self._stop_clock()
         if width is not None:
             self.stats.forwards += 1

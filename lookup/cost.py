@@ -12,7 +12,7 @@ import numpy as np
 
 _KEPT = 32  # latest forwards of about one width that a median is taken of
 _TRUST = 1  # forwards of about one width that weigh as much as the prior
-_REFRESH = 4  # forwards between two refreshes of the curve
+_REFRESH = 32  # forwards between two refreshes of the curve; one of several tokens counts for eight
 _OUTLIER = 2.0  # times what was expected: a first forward of its width that compiled something
 
 _PRIORS = {
@@ -89,7 +89,7 @@ class CostModel:
                 return
             ratio = seconds / float(self._prior_at(width)[width - 1])
             self._ratios[_place(width)].append((width, ratio))
-            self._since += 1
+            self._since += 1 if width == 1 else 8
             if self._since >= _REFRESH:
                 self._since = 0
                 self._curve = np.empty(0)
