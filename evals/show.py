@@ -64,6 +64,9 @@ def report(console, tokenizer, results, machine, title) -> None:
     console.print(Text(title, "bold"), soft_wrap=True)
     console.print(table(results))
     console.print(Text(_machine_line(machine)), soft_wrap=True)
+    if all(result.differs_at is None for result in results):
+        tokens = sum(len(result.ids) for result in results)
+        console.print(Text(f"all {tokens} tokens are those of plain generate"), soft_wrap=True)
     for result in results:
         _note(console, tokenizer, result, machine)
     marked = not console.is_terminal or console.no_color or not console.color_system

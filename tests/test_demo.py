@@ -83,6 +83,7 @@ def test_four_tasks_make_a_table_and_four_outputs(folder):
     assert f"draftless {draftless.__version__}" in result.output
     assert f"torch {torch.__version__}" in result.output
     assert "greedy search" in result.output
+    assert "tokens are those of plain generate" in result.output
 
 
 def test_a_pipe_gets_no_escape_codes_and_marks_instead(folder):
@@ -120,6 +121,7 @@ def test_tokens_that_differ_are_shown_and_exit_with_1(folder, monkeypatch):
     result = call("--model", folder, "--max-new-tokens", 20, "--task", "story", "--repeat", 3)
     assert result.exit_code == 1
     assert "story: the tokens differ from token 5 on" in result.output
+    assert "are those of plain generate" not in result.output
     assert "story, plain" in result.output
     assert "story, draftless" in result.output
 
