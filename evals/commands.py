@@ -153,8 +153,8 @@ def bench():
 
 
 @bench.command()
-@click.option("--pairs", type=click.IntRange(min=1), default=15, show_default=True, help="Pairs of runs.")
-@click.option("--steps", type=click.IntRange(min=2), default=200, show_default=True, help="Tokens a run.")
+@click.option("--pairs", type=click.IntRange(min=1), default=300, show_default=True, help="Pairs of runs.")
+@click.option("--steps", type=click.IntRange(min=2), default=24, show_default=True, help="Tokens a run.")
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="CPU threads.")
 def step(pairs, steps, threads):
     """What draftless adds to one step of generate's loop, on a one-layer toy; pairs of runs, medians."""

@@ -96,7 +96,7 @@ class Call:
         self._written_ids = None
         self._length = 0  # ids at the last decode step, its token included
         self._offset = 0  # entries in the cache before that step's forward, minus those ids
-        self._shift = 0  # position of that step's token, minus those entries
+        self._last_place = 0  # the last entry that the model and its cache have a place for
         self._announced: Announced | None = None
         self._wide: Wide | None = None
 
@@ -151,7 +151,7 @@ class Call:
         return inputs
 
     def _prepare_step(self, original, ids, kwargs):
-        token = int(ids[0, -1])
+        token = ids.select(1, -1).item()
         self._stop_clock()
         replay = self._wide is not None and self._wide.expects(token, ids.shape[1])
         self._note(token, ids, self._wide.draft.sources[self._wide.at] if replay else -1)
@@ -173,7 +173,11 @@ class Call:
         self._cache = CallCache(self._loop_cache)
         self._offset = len(self._cache) - ids.shape[1]
         position = versions.last_position(kwargs)
-        self._shift = position - len(self._cache) if position is not None else 0
+        shift = position - len(self._cache) if position is not None else 0
+        places = [1 << 30, self._cache.size]
+        if self.hooks.positions is not None:
+            places.append(self.hooks.positions - shift)
+        self._last_place = min(place for place in places if place is not None) - 1
         return True
 
     def _note(self, token, ids, source):
@@ -295,12 +299,7 @@ class Call:
 
     def _places(self):
         """How many tokens after the last the model and its cache have a place for."""
-        places = [1 << 30]
-        if self.hooks.positions is not None:
-            places.append(self.hooks.positions - self._entries - self._shift - 1)
-        if self._cache.size is not None:
-            places.append(self._cache.size - self._entries - 1)
-        return min(places)
+        return self._last_place - self._entries
 
     def _check(self, original, announced, kwargs, draft):
         """Run the wide forward and return the logits of its first position; None if the model would not."""
@@ -413,7 +412,7 @@ class Watched(StoppingCriteriaList):
     def __call__(self, input_ids, scores, **kwargs):
         self._call.committed(input_ids)
         done = super().__call__(input_ids, scores, **kwargs)
-        if bool(done.all()):
+        if all(done.tolist()):
             self._call.end_loop()
         return done
 

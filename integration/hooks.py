@@ -85,19 +85,20 @@ class Hooks:
     # -- wrappers ----------------------------------------------------------------------------------
 
     def _install(self, model):
+        self._wrap(model, "generate", self._generate)
         for name, enter in {
-            "generate": self._generate,
             "prepare_inputs_for_generation": self._prepare,
             "forward": self._forward,
             "_get_stopping_criteria": self._stopping_criteria,
             "get_compiled_call": self._compiled_call,
-            "_replicate_for_data_parallel": self._replicate,
         }.items():
             if hasattr(model, name):
-                self._wrap(model, name, enter)
+                self._wrap(model, name, enter, self._mine)
+        self._wrap(model, "_replicate_for_data_parallel", self._replicate)
         self._put(model, "__reduce_ex__", functools.partial(self._reduce, self.model))
 
-    def _wrap(self, model, name, enter):
+    def _wrap(self, model, name, enter, ask=lambda: _ABSENT):
+        """Put `enter(call, original, args, kwargs)` in a method's place, where `ask` names a call."""
         held = vars(model).get(name, _ABSENT)
         bound = getattr(model, name)
         function = getattr(bound, "__func__", bound)
@@ -112,7 +113,8 @@ class Hooks:
         def wrapper(*args, **kwargs):
             if torch.compiler.is_compiling():
                 return original(*args, **kwargs)
-            return enter(original, *args, **kwargs)
+            call = ask()
+            return original(*args, **kwargs) if call is None else enter(call, original, args, kwargs)
 
         functools.update_wrapper(wrapper, function)
         wrapper.__signature__ = inspect.signature(bound)
@@ -142,7 +144,7 @@ class Hooks:
         made[2] = self._without_wrappers(made[2])
         return tuple(made)
 
-    def _replicate(self, original):
+    def _replicate(self, _, original, args, kwargs):
         replica = original()
         plain = self._without_wrappers(vars(replica))
         vars(replica).clear()
@@ -160,7 +162,7 @@ class Hooks:
 
     # -- what the wrappers do ----------------------------------------------------------------------
 
-    def _generate(self, original, *args, **kwargs):
+    def _generate(self, _, original, args, kwargs):
         call = self._new_call(args, kwargs)
         before = _RUNNING.set(call)
         if not isinstance(call, Call):
@@ -209,29 +211,22 @@ class Hooks:
         call = _RUNNING.get()
         return call if isinstance(call, Call) and call.hooks is self else None
 
-    def _prepare(self, original, *args, **kwargs):
-        call = self._mine()
-        if call is None or len(args) != 1:
-            return original(*args, **kwargs)
-        return call.prepare(original, args[0], kwargs)
+    @staticmethod
+    def _prepare(call, original, args, kwargs):
+        return call.prepare(original, args[0], kwargs) if len(args) == 1 else original(*args, **kwargs)
 
-    def _forward(self, original, *args, **kwargs):
-        call = self._mine()
-        return original(*args, **kwargs) if call is None else call.forward(original, args, kwargs)
+    @staticmethod
+    def _forward(call, original, args, kwargs):
+        return call.forward(original, args, kwargs)
 
-    def _stopping_criteria(self, original, *args, **kwargs):
+    @staticmethod
+    def _stopping_criteria(call, original, args, kwargs):
         criteria = original(*args, **kwargs)
-        call = self._mine()
-        if call is None:
-            return criteria
         return call.plan(args[0] if args else kwargs["generation_config"], criteria)
 
-    def _compiled_call(self, original, *args, **kwargs):
-        call = self._mine()
-        if call is not None:
-            call.run_plainly(
-                "generate compiles the forward for this cache; pass disable_compile=True to draft"
-            )
+    @staticmethod
+    def _compiled_call(call, original, args, kwargs):
+        call.run_plainly("generate compiles the forward for this cache; pass disable_compile=True to draft")
         return original(*args, **kwargs)
 
     # -- what is known about the model -------------------------------------------------------------
@@ -243,8 +238,8 @@ class Hooks:
     def words_of(self, draft):
         """Return the draft cut before the first id that is no word: see `_ids_to_avoid`."""
         bad = (draft.tokens < 0) | (draft.tokens >= self._vocabulary)
-        if len(self._no_words):
-            bad |= np.isin(draft.tokens, self._no_words)
+        if self._no_words:
+            bad |= np.isin(draft.tokens, list(self._no_words))
         return draft.head(int(bad.argmax())) if bad.any() else draft
 
     def searchable(self, ids):
@@ -324,4 +319,4 @@ def _ids_to_avoid(model):
     }
     known = [size for size in sizes if isinstance(size, int)]
     no_words = placeholders | {pad for pad in pads if pad is not None}
-    return min(known, default=2**31 - 2), np.array(sorted(no_words), dtype=np.int64)
+    return min(known, default=2**31 - 2), frozenset(no_words)

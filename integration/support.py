@@ -5,6 +5,7 @@ from transformers.generation.configuration_utils import GenerationMode
 from . import cache as caches
 from . import versions
 
+_SETTINGS = (bool, int, float, str, type(None))  # the loop itself adds return_dict and the like
 _SERVED = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 
 
@@ -48,10 +49,17 @@ def reason_after_prefill(ids, kwargs) -> str | None:
 
 def is_edited(prepared, given) -> bool:
     """Whether someone changed the model's inputs between `prepare_inputs_for_generation` and `forward`."""
-    if any(given.get(name) is not value for name, value in prepared.items()):
-        return True
-    settings = (bool, int, float, str, type(None))  # the loop itself adds return_dict and the like
-    return any(not isinstance(value, settings) for name, value in given.items() if name not in prepared)
+    found = 0
+    for name, value in given.items():
+        if name in prepared:
+            found += 1
+            if value is not prepared[name]:
+                return True
+        elif not isinstance(value, _SETTINGS):
+            return True
+    return found < len(prepared) and any(
+        prepared[name] is not None for name in prepared.keys() - given.keys()
+    )
 
 
 def node_of(outputs, at):

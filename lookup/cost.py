@@ -45,6 +45,7 @@ class CostModel:
         self._learns = True
         self._lock = threading.Lock()
         self._ratios = defaultdict(lambda: deque(maxlen=_KEPT))  # by place: (width, seconds over prior)
+        self._fresh = deque()  # observed since the last refresh: (width, seconds)
         self._seen = set()
         self._prior_curve = np.empty(0)
         self._since = 0
@@ -82,17 +83,23 @@ class CostModel:
         """Learn from one forward; a first one of its width that took far too long is dropped."""
         if not self._learns or not 0 < seconds < math.inf:
             return
-        with self._lock:
+        self._fresh.append((width, seconds))
+        self._since += 1 if width == 1 else 8
+        if self._since >= _REFRESH:
+            with self._lock:
+                self._since = 0
+                self._absorb()
+                self._curve = np.empty(0)
+
+    def _absorb(self):
+        """Sort the latest forwards by width, without those that took far too long at first."""
+        while self._fresh:
+            width, seconds = self._fresh.popleft()
             first = width not in self._seen
             self._seen.add(width)
-            if first and seconds > _OUTLIER * self._expected(width):
-                return
-            ratio = seconds / float(self._prior_at(width)[width - 1])
-            self._ratios[_place(width)].append((width, ratio))
-            self._since += 1 if width == 1 else 8
-            if self._since >= _REFRESH:
-                self._since = 0
-                self._curve = np.empty(0)
+            if not first or seconds <= _OUTLIER * self._expected(width):
+                ratio = seconds / float(self._prior_at(width)[width - 1])
+                self._ratios[_place(width)].append((width, ratio))
 
     def _expected(self, width):
         """Seconds of a forward as far as is known; of the very first nothing is, so it counts as too long."""
@@ -107,6 +114,7 @@ class CostModel:
         curve = self._curve
         if len(curve) < most:
             with self._lock:
+                self._absorb()
                 curve = self._curve = self._fit(max(most, 64))
         return curve[:most]
 

@@ -47,13 +47,17 @@ class LookupDrafter:
         self._forget()
 
     def begin(self, ids: Sequence[int]) -> None:
-        self.index = self._new_index()
-        self._forget()
+        if len(self.index):
+            self.index = self._new_index()
+            self._forget()
         self.index.extend(ids)
 
     def draft(self, budget: int) -> Draft:
         budget = min(budget, self.config.max_draft)
         if budget <= 0:
+            return _NOTHING
+        if self.index.match()[1] < self.config.min_match:
+            self._count(1, 1.0)
             return _NOTHING
         curve = self.cost.curve(budget + 1)
         rate = self.config.price * self._tokens / self._time
@@ -67,13 +71,7 @@ class LookupDrafter:
 
     def commit(self, tokens: Sequence[int]) -> None:
         self.index.follow(
-            np.asarray(tokens, dtype=np.int32),
-            _ACCEPTED,
-            self._hits,
-            self._tries,
-            self._luck,
-            self.config.min_match,
-            _KEEP,
+            tokens, _ACCEPTED, self._hits, self._tries, self._luck, self.config.min_match, _KEEP
         )
 
     def learn(self, draft: Draft, accepted: Sequence[int]) -> None:

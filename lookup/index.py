@@ -69,6 +69,10 @@ class SuffixIndex:
         self._state[kernels.SEED] = secrets.randbits(29) | 1 << 29 | 1  # an id times it fits
         self._state[kernels.WINDOW] = self.window or 0
         self._state[kernels.MAX_MATCH] = self.max_match or 0
+        most = _LARGEST if self.window is None else 3 * max(self.window, _SMALLEST_ROOM)
+        self._state[kernels.MOST_KEPT] = most
+        self._one = np.empty(1, dtype=np.int32)
+        self._drafted = _buffers(0)
 
     def extend(self, tokens) -> None:
         """Append tokens, any number of them, in one kernel call.
@@ -83,9 +87,7 @@ class SuffixIndex:
         TypeError, ValueError
             For other shapes, types or values; nothing has been appended then.
         """
-        new = as_ids(tokens)
-        for part in self._parts(new):
-            kernels.extend(*self._arrays, part)
+        self._append(kernels.extend, tokens)
 
     def follow(self, tokens, prior, hits, tries, luck, min_match, keep) -> None:
         """Append like `extend`, learning from each token whether the match before it was right.
@@ -93,18 +95,17 @@ class SuffixIndex:
         `prior`, `hits` and `tries` are float64 arrays of one entry a match-length bucket,
         `luck` has two; all but `prior` are changed in place: see `lookup.kernels.follow`.
         """
-        for part in self._parts(as_ids(tokens)):
-            kernels.follow(*self._arrays, part, prior, hits, tries, luck, min_match, keep)
+        self._append(kernels.follow, tokens, prior, hits, tries, luck, min_match, keep)
 
     def match(self) -> tuple[int, int]:
         """Return the longest match as (position of the token that followed it, its length).
 
         (len(self), 0) if nothing matches.
         """
-        length = int(self._state[kernels.MATCH_LENGTH])
+        length = self._state.item(kernels.MATCH_LENGTH)
         if length == 0:
             return len(self), 0
-        return self._dropped + int(self._state[kernels.MATCH_END]) + 1, length
+        return self._dropped + self._state.item(kernels.MATCH_END) + 1, length
 
     def occurrences(self, limit: int, min_match: int = 1, work: int = 65_536) -> Occurrences:
         """Return the best earlier occurrences: longest match first, then latest first.
@@ -141,12 +142,12 @@ class SuffixIndex:
 
     def propose(self, budget, min_match, prior, hits, tries, luck, curve, rate):
         """Return (tokens, probabilities, sources) of the draft that pays: `lookup.kernels.propose`."""
-        out = np.empty(budget, dtype=np.int32)
-        probabilities = np.empty(budget, dtype=np.float32)
-        sources = np.empty(budget, dtype=np.int64)
+        if len(self._drafted[0]) < budget:
+            self._drafted = _buffers(budget)
         k = kernels.propose(
             self._tokens,
             self._state,
+            budget,
             min_match,
             prior,
             hits,
@@ -154,11 +155,12 @@ class SuffixIndex:
             luck,
             curve,
             rate,
-            out,
-            probabilities,
-            sources,
+            *self._drafted,
         )
-        return out[:k], probabilities[:k], sources[:k] + self._dropped
+        if k == 0:
+            return _NOTHING
+        tokens, probabilities, sources = (array[:k].copy() for array in self._drafted)
+        return tokens, probabilities, sources + self._dropped
 
     def truncate(self, length: int) -> None:
         """Shrink the text to its first `length` tokens.
@@ -201,7 +203,7 @@ class SuffixIndex:
         return int(self._state[kernels.STEPS])
 
     def __len__(self) -> int:
-        return self._dropped + int(self._state[kernels.LENGTH])
+        return self._dropped + self._state.item(kernels.LENGTH)
 
     def __repr__(self) -> str:
         return f"SuffixIndex({len(self)} tokens, window={self.window}, match={self.match()[1]})"
@@ -210,32 +212,40 @@ class SuffixIndex:
     def _arrays(self):
         return self._tokens, self._links, self._keys, self._heads, self._state
 
-    def _parts(self, new):
-        """Yield `new` in pieces for which there is room; with a window, in pieces that it can forget."""
-        size = len(new) if self.window is None else max(self.window, _SMALLEST_ROOM)
-        for start in range(0, len(new), max(size, 1)):
-            part = new[start : start + size]
-            self._make_room(part)
-            yield part
+    def _append(self, kernel, tokens, *more):
+        """Have `kernel` append all of `tokens`, making room where it stops."""
+        new = self._checked(tokens)
+        done = kernel(*self._arrays, new, *more)
+        while done < len(new):
+            self._make_room(len(new) - done)
+            done += kernel(*self._arrays, new[done:], *more)
 
-    def _make_room(self, new):
-        size = max(self.window or 0, _SMALLEST_ROOM)
-        if self.window is not None and self._state[kernels.LENGTH] + len(new) > 3 * size:
-            drop = max(0, int(self._state[kernels.LENGTH]) - self.window - size // 2)
-            kernels.slide(*self._arrays, drop)
-            self._dropped += drop
-        needed = int(self._state[kernels.LENGTH]) + len(new)
-        if needed > len(self._tokens):
-            size = max(needed, 2 * len(self._tokens))
+    def _checked(self, tokens):
+        """`as_ids`, with a short cut for the one token of a step."""
+        one = type(tokens) is list and len(tokens) == 1 and type(tokens[0]) is int
+        if one and 0 <= tokens[0] <= _LARGEST:
+            self._one[0] = tokens[0]
+            return self._one
+        return as_ids(tokens)
+
+    def _make_room(self, more):
+        """Make room where a kernel stopped with `more` tokens to append."""
+        length = int(self._state[kernels.LENGTH])
+        if length == self._state[kernels.MOST_KEPT]:
+            self._forget(length)
+        elif length == len(self._tokens):
+            size = min(max(length + more, 2 * length), int(self._state[kernels.MOST_KEPT]))
             self._tokens, self._links = _grown(self._tokens, size), _grown(self._links, size)
-        distinct = int(self._state[kernels.DISTINCT]) + min(len(new), int(new.max()) + 1)
-        if 2 * distinct > len(self._keys):
-            self._rehash(distinct)
+        else:
+            self._rehash(2 * len(self._keys))
 
-    def _rehash(self, distinct):
-        size = len(self._keys)
-        while 2 * distinct > size:
-            size *= 2
+    def _forget(self, length):
+        """Drop what the window has left behind, but for half a window that can be taken back."""
+        drop = length - self.window - max(self.window, _SMALLEST_ROOM) // 2
+        kernels.slide(*self._arrays, drop)
+        self._dropped += drop
+
+    def _rehash(self, size):
         keys, heads = np.full(size, kernels.EMPTY, dtype=np.int32), np.full(size, -1, dtype=np.int32)
         kernels.rehash(self._keys, self._heads, keys, heads, self._state[kernels.SEED])
         self._keys, self._heads = keys, heads
@@ -277,6 +287,14 @@ def as_ids(tokens) -> np.ndarray:
     if array.size and array.astype(np.uint64).max() > _LARGEST:  # a negative id becomes a huge one
         raise ValueError(f"token ids must be from 0 to {_LARGEST}; found {array.min()} to {array.max()}")
     return np.array(array, dtype=np.int32, order="C")  # a copy: kernels are compiled for arrays of our own
+
+
+def _buffers(n):
+    """Arrays for the tokens, probabilities and sources of `n` drafted tokens."""
+    return tuple(np.empty(n, dtype=kind) for kind in (np.int32, np.float32, np.int64))
+
+
+_NOTHING = _buffers(0)
 
 
 def _grown(array, size):

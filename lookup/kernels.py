@@ -15,8 +15,9 @@ occurrences of the last token; 8 bytes a token (twice that just after growth) pl
 a distinct token. The table's hash is multiplied by a random odd number of each index, so that a
 text cannot be made to collide in it.
 
-Kernels only: arrays in, integers out, nothing checked, nothing raised; `index.py`
-checks once and makes room. Positions here count from the first token kept.
+Kernels only: arrays in, integers out, nothing checked, nothing raised. Those that append
+stop where room ends and say how far they came; `index.py` checks once and makes room.
+Positions here count from the first token kept.
 """
 
 import numpy as np
@@ -31,7 +32,8 @@ SEED = 4  # odd multiplier of the table's hash
 WINDOW = 5  # latest tokens searched; 0 = all
 MAX_MATCH = 6  # 0 = no cap
 STEPS = 7  # elementary steps of searches so far, for tests of the bounds
-STATE_SIZE = 8
+MOST_KEPT = 8  # tokens kept before the oldest are forgotten
+STATE_SIZE = 9
 
 EMPTY = -1
 
@@ -84,6 +86,13 @@ def _append(tokens, links, keys, heads, state, token):
     links[at] = heads[slot]
     heads[slot] = at
     state[LENGTH] = at + 1
+
+
+@_compiled
+def _has_room(tokens, keys, state):
+    """Whether one more token can be appended, whatever it is, before `index.py` has to make room."""
+    most = min(tokens.shape[0], state[MOST_KEPT])
+    return state[LENGTH] < most and 2 * (state[DISTINCT] + 1) <= keys.shape[0]
 
 
 @_compiled
@@ -173,15 +182,19 @@ def _carry(tokens, links, state):
 
 @_compiled
 def extend(tokens, links, keys, heads, state, new):
-    """Append `new` and find the longest match once, at the end."""
-    for i in range(new.shape[0] - 1):
-        _append(tokens, links, keys, heads, state, new[i])
-    if new.shape[0] == 1:
-        _append(tokens, links, keys, heads, state, new[0])
+    """Append `new` as far as there is room, and find the longest match once, at the end.
+
+    Returns how many were appended.
+    """
+    n = 0
+    while n < new.shape[0] and _has_room(tokens, keys, state):
+        _append(tokens, links, keys, heads, state, new[n])
+        n += 1
+    if n == 1:
         _carry(tokens, links, state)
-    elif new.shape[0] > 1:
-        _append(tokens, links, keys, heads, state, new[new.shape[0] - 1])
+    elif n > 1:
         _search(tokens, links, state)
+    return n
 
 
 @_compiled
@@ -268,11 +281,14 @@ def bucket(length):
 def follow(tokens, links, keys, heads, state, new, prior, hits, tries, luck, min_match, keep):
     """Append `new` one by one, and learn from each whether the match before it was right.
 
+    Stops where room ends, and returns how many were appended.
+
     `hits` and `tries` count by match length (`bucket`) how often the token that
     followed the match was the next one; `luck[0]` counts hits of all lengths, `luck[1]`
     how many `prior` (by match length) foretold. Old counts fade by `keep`.
     """
-    for i in range(new.shape[0]):
+    n = 0
+    while n < new.shape[0] and _has_room(tokens, keys, state):
         if state[MATCH_LENGTH] >= min_match:
             row = bucket(state[MATCH_LENGTH])
             luck *= keep
@@ -280,15 +296,19 @@ def follow(tokens, links, keys, heads, state, new, prior, hits, tries, luck, min
             hits[row] *= keep
             tries[row] *= keep
             tries[row] += 1.0
-            if tokens[state[MATCH_END] + 1] == new[i]:
+            if tokens[state[MATCH_END] + 1] == new[n]:
                 hits[row] += 1.0
                 luck[0] += 1.0
-        _append(tokens, links, keys, heads, state, new[i])
+        _append(tokens, links, keys, heads, state, new[n])
         _carry(tokens, links, state)
+        n += 1
+    return n
 
 
 @_compiled
-def propose(tokens, state, min_match, prior, hits, tries, luck, curve, rate, out, probabilities, sources):
+def propose(
+    tokens, state, budget, min_match, prior, hits, tries, luck, curve, rate, out, probabilities, sources
+):
     """Draft the continuation of the longest match, as long as it pays.
 
     A match of some length is right as often as `prior` says, less where the text has been
@@ -297,18 +317,18 @@ def propose(tokens, state, min_match, prior, hits, tries, luck, curve, rate, out
 
     Of all lengths k the one is taken that maximises the expected tokens saved minus
     `rate` (tokens per unit of time) times the time that width 1 + k adds (`curve`).
-    With `rate` 0 that is all of them. Returns k; the draft is in `out[:k]`,
+    With `rate` 0 that is all `budget` of them. Returns k; the draft is in `out[:k]`,
     `probabilities[:k]`, `sources[:k]`.
     """
     if state[MATCH_LENGTH] < min_match or state[MATCH_END] < 0:
         return 0
-    copy_on(tokens, state, state[MATCH_END] + 1, out, sources)
+    copy_on(tokens, state, state[MATCH_END] + 1, out[:budget], sources)
     fortune = min(1.0, (luck[0] + PATIENCE) / (luck[1] + PATIENCE))
     p = 1.0
     gain = 0.0
     best = 0.0
     k = 0
-    for i in range(out.shape[0]):
+    for i in range(budget):
         row = bucket(state[MATCH_LENGTH] + i)
         foretold = prior[row] * fortune ** (1.0 - prior[row])
         p *= (WEIGHT * foretold + hits[row]) / (WEIGHT + tries[row])
