@@ -10,6 +10,7 @@ import rich  # noqa: F401  (missing: `cli.py` says what to install)
 
 import draftless
 
+FEATURES = ("sampling", "processors", "stops", "padding", "cache", "streamer")
 TASKS = ("edit", "summary", "quote", "story")
 
 
@@ -117,6 +118,10 @@ def _load(model, dtype, device, threads):
 
     if threads:
         torch.set_num_threads(threads)
+    if model in ("toy-rnd", "toy-cyc"):
+        from .toys import TOYS
+
+        return TOYS[model[4:]]().to(dtype=getattr(torch, dtype), device=device or "cpu"), None
     return load(model, dtype, device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
@@ -144,6 +149,73 @@ def _demo(model, tokenizer, tasks, settings, json_file, name):
         numbers = {"model": name, "machine": machine, "speed_up": demo.speed_up(results)}
         json.dump({**numbers, "tasks": [result.to_dict() for result in results]}, json_file)
     if any(result.differs_at is not None for result in results):
+        sys.exit(1)
+
+
+@cli.command()
+@click.option(
+    "--model",
+    metavar="PATH_OR_ID",
+    help="A causal language model, or toy-rnd, toy-cyc.  [default: SmolLM2-135M-Instruct]",
+)
+@click.option("--n", type=click.IntRange(min=1), default=200, show_default=True, help="Calls to compare.")
+@click.option(
+    "--seed", type=click.IntRange(0, 2**63 - 1), help="Of the calls.  [default: a fresh one, printed]"
+)
+@click.option(
+    "--features",
+    type=click.Choice(FEATURES),
+    multiple=True,
+    help="What calls may use besides greedy search; may be repeated.  [default: all]",
+)
+@click.option(
+    "--max-new-tokens",
+    "longest",
+    type=click.IntRange(min=1),
+    default=64,
+    show_default=True,
+    help="In a call.",
+)
+@click.option("--only", type=click.IntRange(min=0), multiple=True, help="Only this call of the seed.")
+@click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: torch's choice]")
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16", "float16"]),
+    default="float32",
+    show_default=True,
+    help="Of the weights.",
+)
+@click.option("--device", metavar="DEVICE", help="Such as cpu or cuda.  [default: cuda if there is one]")
+@click.option("--json", "json_file", type=click.File("w", lazy=False), help="Write what was found here, too.")
+def audit(model, n, seed, features, longest, only, threads, dtype, device, json_file):
+    """Compare random calls of generate with and without draftless.
+
+    Prompts, lengths, sampling, processors, stops, padding, filled caches and streamers are drawn
+    from the seed. Where tokens differ, plain's top two scores must lie closer than the model
+    rounds there. Exit code 1 if one difference is more than such a tie, 2 if the run could not start.
+    """
+    from . import audit as audits
+    from . import show
+
+    with _explained(f"cannot load {model or 'the default model'}"):
+        loaded, tokenizer = _load(model, dtype, device, threads)
+    if loaded.config.is_encoder_decoder:
+        raise CannotStart("the audit makes calls for decoder-only models; found an encoder-decoder")
+    seed = audits.fresh_seed() if seed is None else seed
+    numbers = only or range(n)
+    features = features or FEATURES
+    with show.progress(len(numbers)) as tick:
+        found = audits.audit(loaded, tokenizer, n, seed, features, longest, numbers, tick)
+    again = ["draftless audit", f"--model {model}" if model else "", f"--dtype {dtype}", f"--seed {seed}"]
+    again += [
+        f"--max-new-tokens {longest}",
+        *(f"--features {name}" for name in features if features != FEATURES),
+    ]
+    again = " ".join(part for part in again if part)
+    show.audit_report(show.stdout_console(), found, again)
+    if json_file:
+        json.dump({"command": again, **found.to_dict()}, json_file)
+    if found.failures:
         sys.exit(1)
 
 

@@ -5,6 +5,8 @@ import os
 import sys
 from statistics import median
 
+import torch
+import transformers
 from rich import box
 from rich.console import Console
 from rich.progress import (
@@ -17,6 +19,8 @@ from rich.progress import (
 )
 from rich.table import Table
 from rich.text import Text
+
+import draftless
 
 from .demo import speed_up
 from .spans import spans
@@ -181,6 +185,47 @@ def output_text(prefill, pieces, marked) -> Text:
         else:
             text.append(piece)
     return text
+
+
+def audit_report(console, found, again) -> None:
+    """Print what an audit found, fit to be pasted into a bug report.
+
+    Parameters
+    ----------
+    console : rich.console.Console
+    found : evals.audit.Report
+    again : str
+        The command that was run; `--only` is added for each difference.
+    """
+    ties = len(found.differences) - len(found.failures)
+    per_forward = found.tokens / found.forwards if found.forwards else 0.0
+    lines = [
+        f"draftless {draftless.__version__}, transformers {transformers.__version__}, "
+        f"torch {torch.__version__}",
+        again,
+        f"{found.runs} calls, {found.tokens} tokens, {per_forward:.2f} per forward, "
+        f"drafted {found.drafted}, accepted {found.accepted}",
+        *(f"plain: {count} x {reason}" for reason, count in sorted(found.plain.items())),
+        f"{len(found.failures)} differences, {ties} ties decided by rounding",
+    ]
+    for one in found.differences:
+        lines += ["", *_difference(one, again)]
+    console.print("\n".join(lines), markup=False, soft_wrap=True)
+
+
+def _difference(one, again):
+    yield f"call {one.number}: {one.what} {'differ' if one.is_failure else 'fork at a tie'}"
+    if one.fork is not None:
+        yield (
+            f"  at {one.fork.at}: plain {one.fork.plain}, draftless {one.fork.ours}; plain's top two lie "
+            f"{one.fork.gap:.3g} apart, rounding there is {one.fork.rounding:.3g}"
+            + ("; so much on its logits makes plain choose likewise" if one.fork.follows else "")
+        )
+    if one.is_failure:
+        yield f"  expected {one.expected}"
+        yield f"  found    {one.found}"
+    yield f"  {one.call}"
+    yield f"  {again} --only {one.number}"
 
 
 def overhead_table(measured) -> Table:

@@ -129,9 +129,19 @@ def probe(model, prepare, forward, ids, kwargs) -> str | None:
         reason = _try(model, prepare, forward, ids, own, held)
         reason = _reason_to_draw(model.device, before, lambda: forward(**prepare(ids, **own))) or reason
     except Exception as error:  # a model that cannot do a wide forward is not served
+        if is_out_of_memory(error):
+            raise
         reason = f"a forward of several tokens fails: {type(error).__name__}: {error}"
     held.roll_back_to(length)
     return reason
+
+
+def is_out_of_memory(error) -> bool:
+    """Whether an error says that memory ran out, on an accelerator or on the CPU."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
+        isinstance(error, RuntimeError)
+        and any(words in str(error) for words in ("out of memory", "can't allocate memory"))
+    )
 
 
 def _try(model, prepare, forward, ids, kwargs, held):

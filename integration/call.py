@@ -15,7 +15,7 @@ from transformers import StoppingCriteriaList
 
 from ..lookup.draft import Draft
 from . import support, versions, warm
-from .cache import PROBE_ROOM, CallCache
+from .cache import PROBE_ROOM, CallCache, is_out_of_memory
 from .stats import Stats
 
 
@@ -96,6 +96,7 @@ class Call:
         self._written_ids = None
         self._length = 0  # ids at the last decode step, its token included
         self._offset = 0  # entries in the cache before that step's forward, minus those ids
+        self._most_drafted = 1 << 30  # as far as memory is known to allow
         self._last_place = 0  # the last entry that the model and its cache have a place for
         self._announced: Announced | None = None
         self._wide: Wide | None = None
@@ -206,7 +207,7 @@ class Call:
             return self._edited(original, announced, kwargs)
         if announced.replay and self._wide is not None:
             self._wide.at += 1
-            return support.node_of(self._wide.outputs, self._wide.at)
+            return self._node()
         if self._loop_cache is None or self._cache is None:
             return self._prefill(original, kwargs)
         return self._step(original, announced, kwargs)
@@ -232,13 +233,31 @@ class Call:
 
     def _step(self, original, announced, kwargs):
         draft = self._draft(announced)
-        if draft is not None:
-            outputs = self._check(original, announced, kwargs, draft)
-            if outputs is not None:
-                return outputs
+        while draft is not None and len(draft):
+            try:
+                outputs = self._check(original, announced, kwargs, draft)
+            except Exception as error:
+                self._ran_out(error, 1 + len(draft))
+                draft = draft.head(self._most_drafted)
+                continue
+            if outputs is None:
+                break
+            return outputs
         outputs = self._run(original, kwargs, width=1)
         self._cache.roll_back(0)
         return outputs
+
+    def _ran_out(self, error, width):
+        """After a wide forward that found too little memory: undo it and draft half as much from now on."""
+        if not is_out_of_memory(error):
+            raise error
+        self._running, self._open_clock = False, None
+        self._cache.roll_back_to(self._entries)
+        self._most_drafted = (width - 1) // 2
+        self.speculation.say_once(
+            "a forward of several tokens ran out of memory; drafts are halved until it fits. "
+            "Smaller drafts from the start: LookupConfig(max_draft=...)"
+        )
 
     def _draft(self, announced):
         """Return the draft to check now, None for none."""
@@ -252,7 +271,11 @@ class Call:
         if not self.hooks.is_probed(self._loop_cache) and self._places() < PROBE_ROOM:
             return False
         self._running = True
-        reason = self.hooks.reason_by_probe(announced.prepare, announced.ids, announced.kwargs)
+        try:
+            reason = self.hooks.reason_by_probe(announced.prepare, announced.ids, announced.kwargs)
+        except Exception as error:
+            self._ran_out(error, width=1)
+            return False
         self._running = False
         self._trusted = reason is None
         if reason is not None:
@@ -294,8 +317,8 @@ class Call:
     def _room(self):
         """How many drafted tokens can be of use, and have a place."""
         if self._max_length is None:
-            return self._places()
-        return min(self._places(), self._max_length - self._length - 1)
+            return min(self._places(), self._most_drafted)
+        return min(self._places(), self._most_drafted, self._max_length - self._length - 1)
 
     def _places(self):
         """How many tokens after the last the model and its cache have a place for."""
@@ -312,12 +335,17 @@ class Call:
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = n + 1
         outputs = self._run(original, inputs, width=n + 1)
-        if outputs.logits.shape[1] != n + 1:
+        reason = support.reason_against_outputs(outputs, n + 1, self._cache.size or self._entries + n + 1)
+        if reason is not None:
             self._cache.roll_back_to(self._entries)
-            self.run_plainly(f"the model gave logits for {outputs.logits.shape[1]} of {n + 1} tokens")
+            self.run_plainly(reason)
             return None
         self._wide = Wide(draft, tokens, outputs, announced.ids.shape[1])
-        return support.node_of(outputs, 0)
+        return self._node()
+
+    def _node(self):
+        """Return the outputs of the position of the wide forward that the loop has come to."""
+        return support.node_of(self._wide.outputs, self._wide.at, grows=self._cache.size is None)
 
     def _run(self, original, kwargs, width):
         """Run a forward of the model's own; `width` None is the prefill."""

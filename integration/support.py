@@ -31,8 +31,6 @@ def reason_at_start(model, generation_config, arguments) -> str | None:
         return "the model is in training mode, where dropout draws by width; call model.eval()"
     if generation_config.is_assistant:
         return "the model is an assistant of another one"
-    if generation_config.output_attentions and generation_config.return_dict_in_generate:
-        return "output_attentions asks for attention maps of one token at a time"
     if versions.in_step_with_other_ranks(model, arguments.get("synced_gpus")):
         return "synced_gpus needs every rank in every forward"
     if versions.stops_late(model):
@@ -62,13 +60,52 @@ def is_edited(prepared, given) -> bool:
     )
 
 
-def node_of(outputs, at):
-    """Return a wide forward's outputs as those of a forward of its position `at` alone."""
+_STATES = ("hidden_states", "decoder_hidden_states")
+_MAPS = ("attentions", "decoder_attentions")
+_CROSS_MAPS = ("cross_attentions",)
+
+
+def reason_against_outputs(outputs, width, columns) -> str | None:
+    """Return why a wide forward's outputs cannot be cut into single positions, None if they can.
+
+    `columns` is how many keys its last position sees: committed entries and the width, or what
+    a static cache holds.
+    """
+    if outputs.logits.shape[1] != width:
+        return f"the model gave logits for {outputs.logits.shape[1]} of {width} tokens"
+    for names, last in ((_MAPS, columns), (_CROSS_MAPS, None)):
+        for layer in _layers(outputs, names):
+            if layer.ndim != 4 or layer.shape[-2] != width or last not in (None, layer.shape[-1]):
+                return (
+                    f"the model's attention maps of {width} tokens, of shape {tuple(layer.shape)}, cannot be "
+                    "cut into those of one"
+                )
+    return None
+
+
+def _layers(outputs, names):
+    return [layer for name in names for layer in outputs.get(name) or () if layer is not None]
+
+
+def node_of(outputs, at, grows=True):
+    """Return a wide forward's outputs as those of a forward of its position `at` alone.
+
+    `grows`: the keys after that position are left out of attention maps too, as a static cache's are not.
+    """
     one = type(outputs)()
+    later = outputs.logits.shape[1] - at - 1
     for key, value in outputs.items():
         if key == "logits":
             value = value[:, at : at + 1]
-        elif key in ("hidden_states", "decoder_hidden_states"):
+        elif key in _STATES:
             value = tuple(layer[..., at : at + 1, :].clone() for layer in value)  # some stack more before
+        elif key in _MAPS and grows:
+            value = _each(value, lambda layer: layer[..., at : at + 1, : layer.shape[-1] - later])
+        elif key in _MAPS + _CROSS_MAPS:
+            value = _each(value, lambda layer: layer[..., at : at + 1, :])
         one[key] = value
     return one
+
+
+def _each(layers, cut):
+    return tuple(None if layer is None else cut(layer).clone() for layer in layers)

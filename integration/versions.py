@@ -18,6 +18,7 @@ except ImportError:  # pragma: no cover
 
 _PREPARES = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
 TOLD_WIDTH = "next_sequence_length" in _PREPARES
+CACHE = "cache" if "cache" in _PREPARES else "past_key_values"
 CACHE_KEYS = ("cache", "past_key_values")
 POSITION_KEYS = ("position_ids", "decoder_position_ids")
 

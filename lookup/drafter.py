@@ -12,7 +12,7 @@ from .index import SuffixIndex
 # How often the token after a match of 1, 2, 3, 4, 5-6, 7-8, 9-12, 13-16, 17-32, 33+ tokens is the
 # next one in texts of strong models.
 _ACCEPTED = np.array([0.26, 0.43, 0.53, 0.64, 0.72, 0.80, 0.82, 0.88, 0.94, 0.98])
-_DOUBT = 6.0  # hits that short matches owe before they are believed
+_DOUBT = 9.0  # hits that short matches owe before they are believed
 _KEEP = 0.98  # a try of this match length fades by this much with each later one
 _FADE = 0.9  # the same for tokens per unit of time, by forward
 

@@ -282,6 +282,54 @@ def test_6_hidden_states_with_more_axes_in_front():
     assert node.logits.shape == (1, 1, 9)
 
 
+def maps(result):
+    """Every attention map of a result, step by step and layer by layer."""
+    names = ("attentions", "decoder_attentions", "cross_attentions")
+    return [layer for name in names for step in result.get(name) or () for layer in step]
+
+
+@pytest.mark.parametrize("cache", [None, "static"])
+def test_6_attention_maps(toy, cache):
+    if cache and OLD:
+        pytest.skip("static caches run plainly on this version")
+    compare_maps(lambda: toy(attn_implementation="eager"), cache_implementation=cache)
+
+
+def test_6_attention_maps_of_an_encoder_decoder():
+    compare_maps(lambda: t5(attn_implementation="eager"), offset=PROMPT.shape[1])
+
+
+def compare_maps(make, offset=0, **options):
+    options |= dict(
+        return_dict_in_generate=True, output_attentions=True, disable_compile=True, max_new_tokens=20
+    )
+    plain = run(make(), **options)
+    model = make()
+    handle = draftless.attach(model, EAGER, drafter=spoiled([0] * offset + plain.sequences[0].tolist()))
+    ours = run(model, **options)
+    assert handle.last.accepted >= 5 and handle.last.drafted - handle.last.accepted >= 5
+    assert [layer.shape for layer in maps(ours)] == [layer.shape for layer in maps(plain)]
+    assert len(maps(plain)) >= 2 * 20
+    for mine, theirs in zip(maps(ours), maps(plain)):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
+
+
+@newest
+def test_6_attention_maps_that_cannot_be_cut(toy):
+    def make():
+        return toy(MistralForCausalLM, MistralConfig, sliding_window=8, attn_implementation="eager")
+
+    options = dict(return_dict_in_generate=True, output_attentions=True)
+    plain = run(make(), **options)
+    model = make()
+    handle = draftless.attach(model, EAGER, drafter=spoiled(plain.sequences[0]))
+    with pytest.warns(draftless.DraftlessWarning, match="attention maps"):
+        ours = run(model, **options)
+    assert ours.sequences.tolist() == plain.sequences.tolist()
+    assert [layer.shape for layer in maps(ours)] == [layer.shape for layer in maps(plain)]
+    assert "attention maps" in handle.last.reason
+
+
 # 7: the returned cache
 
 
@@ -363,17 +411,18 @@ def test_8_chunked_prefill(toy):
         compare(toy, prefill_chunk_size=size, **{} if not OLD else {"use_cache": True}, counts=False)
 
 
-def test_8_encoder_decoder(do_sample):
-    def t5():
-        torch.manual_seed(3)
-        sizes = dict(d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
-        tokens = dict(vocab_size=VOCABULARY, decoder_start_token_id=0, eos_token_id=None, pad_token_id=0)
-        model = T5ForConditionalGeneration(T5Config(**sizes, **tokens))
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                torch.nn.init.normal_(parameter, std=0.5)
-        return ready(model)
+def t5(**config):
+    torch.manual_seed(3)
+    sizes = dict(d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
+    tokens = dict(vocab_size=VOCABULARY, decoder_start_token_id=0, eos_token_id=None, pad_token_id=0)
+    model = T5ForConditionalGeneration(T5Config(**{**sizes, **tokens, **config}))
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.5)
+    return ready(model)
 
+
+def test_8_encoder_decoder(do_sample):
     compare(t5, offset=PROMPT.shape[1], do_sample=do_sample, counts=do_sample)
 
 
@@ -473,7 +522,6 @@ def test_9_a_cache_whose_rollback_leaves_a_trace_is_noticed_by_its_logits(toy):
         ({"use_cache": False}, "use_cache=False"),
         ({"num_return_sequences": 2, "do_sample": True}, "several rows"),
         ({"prompt_lookup_num_tokens": 4}, "assisted"),
-        ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

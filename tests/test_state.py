@@ -4,12 +4,13 @@ import copy
 import gc
 import pickle
 import threading
+import warnings
 import weakref
 
 import pytest
 import torch
 from toys import CACHE, CYCLE, EAGER, NEW_TOKENS, OLD, PROMPT, cyc, rnd, run, sequences, spoiled
-from transformers import DynamicCache, LogitsProcessor, StoppingCriteria
+from transformers import DynamicCache, LlamaForCausalLM, LogitsProcessor, StoppingCriteria
 
 import draftless
 
@@ -90,6 +91,51 @@ def test_an_exception_in_a_forward_leaves_the_cache_as_before_it(toy, at, layer)
     lengths = {layer.get_seq_length() for layer in cache.layers}
     assert len(lengths) == 1
     assert PROMPT.shape[1] <= lengths.pop() < PROMPT.shape[1] + NEW_TOKENS
+
+
+class Cramped(LlamaForCausalLM):
+    """A model with memory for forwards of `fits` tokens, the prefill apart; runs out in its last layer."""
+
+    fits, error = 3, torch.OutOfMemoryError("tried to allocate more than there is")
+
+    def forward(self, *args, **kwargs):
+        width = kwargs["input_ids"].shape[1]
+        outputs = super().forward(*args, **kwargs)
+        if self.fits < width < PROMPT.shape[1]:
+            raise self.error
+        return outputs
+
+
+@pytest.mark.parametrize("fits", [1, 2, 4, 5])
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no"), RuntimeError("x: can't allocate memory: y")])
+def test_a_wide_forward_that_runs_out_of_memory_is_halved(toy, do_sample, fits, error, monkeypatch):
+    monkeypatch.setattr(Cramped, "fits", fits)
+    monkeypatch.setattr(Cramped, "error", error)
+    plain = run(toy(), do_sample=do_sample)
+    model = toy(Cramped)
+    handle = draftless.attach(model, EAGER, drafter=spoiled(plain[0]))
+    for call in range(2):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            assert run(model, do_sample=do_sample).tolist() == plain.tolist()
+        assert handle.last.reason is None
+        assert [str(one.message).split(";")[0] for one in said] == [
+            "a forward of several tokens ran out of memory"
+        ] * (call == 0)
+    assert (handle.last.accepted > 0) == (fits >= 4)  # the probe is a forward of four tokens
+    assert len(handle.last.drafted_at) < fits
+
+
+def test_another_error_of_a_wide_forward_is_the_callers(toy, monkeypatch):
+    plain = run(toy())
+    model = toy(Cramped)
+    handle = draftless.attach(model, EAGER, drafter=spoiled(plain[0]))
+    monkeypatch.setattr(Cramped, "fits", 4)
+    monkeypatch.setattr(Cramped, "error", RuntimeError("something else"))
+    with pytest.raises(RuntimeError, match="something else"):
+        run(model)
+    monkeypatch.setattr(Cramped, "fits", 100)
+    assert run(model).tolist() == plain.tolist() and handle.last.accepted > 0
 
 
 def test_threads_on_one_model(toy, do_sample):

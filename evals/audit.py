@@ -1,0 +1,196 @@
+"""The audit: random calls of `generate` on a model, with and without draftless, compared.
+
+Every call is made from (seed, number) alone, so any of them can be repeated. Where tokens
+differ, the place is judged: plain's own top two scores must lie closer together than the
+model's rounding there, measured without draftless.
+"""
+
+import random
+import warnings
+from dataclasses import asdict, dataclass, field
+
+import torch
+
+from ..integration.attach import attached
+from ..integration.handle import DraftlessWarning
+from .forks import Fork, judged
+from .fuzz import FEATURES, case
+
+__all__ = ["FEATURES", "Difference", "Report", "audit"]
+
+
+@dataclass
+class Difference:
+    """A call that gave something else with draftless than without.
+
+    Attributes
+    ----------
+    number : int
+        Which call: `--only` repeats it.
+    what : str
+        "tokens", or what else differs: "streamer", "cache", "random state", "an error".
+    found, expected : str
+    fork : Fork or None
+        For tokens: where, and how close plain's choice was.
+    call : str
+        The call, in words.
+    """
+
+    number: int
+    what: str
+    found: str
+    expected: str
+    call: str
+    fork: Fork | None = None
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether it is more than a tie that rounding decided."""
+        return self.fork is None or not self.fork.is_tie
+
+
+@dataclass
+class Report:
+    """What an audit found.
+
+    Attributes
+    ----------
+    runs, tokens, forwards, drafted, accepted : int
+        Calls compared, and what draftless did in them.
+    plain : dict
+        How many calls ran plainly, by reason.
+    differences : list of Difference
+    """
+
+    runs: int = 0
+    tokens: int = 0
+    forwards: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    plain: dict = field(default_factory=dict)
+    differences: list = field(default_factory=list)
+
+    @property
+    def failures(self) -> list:
+        """Differences that are no ties."""
+        return [one for one in self.differences if one.is_failure]
+
+    def to_dict(self) -> dict:
+        """Return everything, fit for JSON."""
+        return {**asdict(self), "failures": len(self.failures)}
+
+    def count(self, stats) -> None:
+        """Count one call."""
+        self.runs += 1
+        if stats.reason is not None:
+            self.plain[stats.reason] = self.plain.get(stats.reason, 0) + 1
+            return
+        for name in ("tokens", "forwards", "drafted", "accepted"):
+            setattr(self, name, getattr(self, name) + getattr(stats, name))
+
+
+def audit(model, tokenizer=None, n=200, seed=0, features=FEATURES, longest=64, numbers=None, tick=None):
+    """Compare `n` random calls of `model.generate` with and without draftless.
+
+    Parameters
+    ----------
+    model : transformers model
+    tokenizer : transformers tokenizer, optional
+        For stop strings, and for prompts that are text; random ids without.
+    n, seed : int
+        Calls 0 to n - 1 of this seed.
+    features : sequence of str
+        What calls may use besides greedy search: see `fuzz.FEATURES`.
+    longest : int
+        Most tokens written in a call.
+    numbers : iterable of int, optional
+        Only these calls.
+    tick : callable, optional
+        Called before each call.
+
+    Returns
+    -------
+    Report
+    """
+    report = Report()
+    for number in range(n) if numbers is None else numbers:
+        if tick is not None:
+            tick(f"call {number}")
+        _compare(model, case(model, tokenizer, seed, number, features, longest), number, report)
+    return report
+
+
+def _compare(model, made, number, report):
+    plain = _outcome(model, made)
+    drafter = made.drafter(plain.row)
+    with attached(model, made.config, drafter=drafter) as handle, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DraftlessWarning)
+        ours = _outcome(model, made)
+    report.count(handle.last)
+    for what in ("error", "row", "heard", "entries", "state"):
+        expected, found = getattr(plain, what), getattr(ours, what)
+        if expected == found:
+            continue
+        fork = None
+        if what == "row":
+            fork = judged(model, made, expected, found)
+        report.differences.append(
+            Difference(number, _NAMES[what], _short(found), _short(expected), str(made), fork)
+        )
+        return  # the rest follows from the first
+
+
+_NAMES = {
+    "error": "an error",
+    "row": "tokens",
+    "heard": "streamer",
+    "entries": "cache",
+    "state": "random state",
+}
+
+
+@dataclass
+class _Outcome:
+    row: list | None = None
+    heard: list = field(default_factory=list)
+    entries: int | None = None
+    state: float | None = None
+    error: str | None = None
+
+
+class _Hears:
+    def __init__(self):
+        self.heard = []
+
+    def put(self, ids):
+        self.heard.append(ids.tolist())
+
+    def end(self):
+        self.heard.append("end")
+
+
+def _outcome(model, made):
+    streamer = _Hears() if made.streams else None
+    result = _Outcome()
+    try:
+        out = made.generate(model, streamer=streamer)
+    except Exception as error:  # plain must raise it too
+        result.error = f"{type(error).__name__}: {error}"
+        return result
+    result.row = out.sequences[0].tolist()
+    result.heard = streamer.heard if streamer else []
+    cache = out.get("past_key_values") if out.get("past_key_values") is not None else out.get("cache")
+    if cache is not None:
+        result.entries = int(cache.get_seq_length())
+    result.state = torch.rand([]).item()
+    return result
+
+
+def _short(value):
+    text = str(value)
+    return text if len(text) < 200 else f"{text[:100]} ... {text[-80:]}"
+
+
+def fresh_seed() -> int:
+    """Return a seed nobody has used, small enough to type."""
+    return random.SystemRandom().randrange(10**6)
