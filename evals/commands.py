@@ -219,6 +219,38 @@ def audit(model, n, seed, features, longest, only, threads, dtype, device, json_
         sys.exit(1)
 
 
+@cli.command()
+@click.option("--only", metavar="CLASS", multiple=True, help="Only this class; may be repeated.")
+@click.option("--write", type=click.File("w", lazy=False), help="Write the report, in Markdown, here.")
+def breadth(only, write):
+    """Try every causal language model class of the installed transformers, built small.
+
+    Exit code 1 if one differs from plain generate or raises what plain does not.
+    """
+    import torch
+    import transformers
+
+    from . import breadth as walk
+    from . import show
+
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    wanted = [(kind, name) for kind, name in walk.classes() if not only or name in only]
+    if not wanted:
+        raise CannotStart(f"no class of the installed transformers is called {' or '.join(only)}")
+    rows = []
+    with show.progress(len(wanted)) as tick:
+        for kind, name in wanted:
+            tick(name)
+            rows.append(walk.check(kind, name))
+    page = walk.markdown(rows)
+    if write:
+        write.write(page)
+    show.stdout_console().print(page, markup=False, soft_wrap=True)
+    if any(row.status in ("different", "error") for row in rows):
+        sys.exit(1)
+
+
 @cli.group()
 def bench():
     """What the library itself costs."""

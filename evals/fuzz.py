@@ -63,7 +63,7 @@ class Case:
 
     def drafter(self, row):
         """Return a factory for `attach`: None for the lookup."""
-        return (lambda config: _Spoiled(row)) if self.spoils and row else None
+        return (lambda config: Spoiled(row)) if self.spoils and row else None
 
     def __str__(self):
         how = "plain's tokens, every third one wrong" if self.spoils else str(self.config)
@@ -94,7 +94,7 @@ class _StopsAfter(StoppingCriteria):
         return torch.full((len(input_ids),), done, dtype=torch.bool, device=input_ids.device)
 
 
-class _Spoiled:
+class Spoiled:
     """A drafter that knows what will be written, and gets every third token wrong."""
 
     def __init__(self, row):
@@ -111,7 +111,7 @@ class _Spoiled:
 
     def draft(self, budget):
         ahead = range(self.n, min(self.n + budget, self.n + 7, len(self.row)))
-        return Draft.chain([self.row[i - 1] if i % 3 == 2 else self.row[i] for i in ahead])
+        return Draft.chain([abs(self.row[i] - 1) if i % 3 == 2 else self.row[i] for i in ahead])
 
 
 def case(model, tokenizer, seed, number, features=FEATURES, longest=64) -> Case:

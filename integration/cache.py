@@ -71,18 +71,28 @@ def reason_against(cache) -> str | None:
     name = type(inner).__name__
     if not hasattr(inner, "layers") or not hasattr(inner, "crop"):
         return f"its cache, a {name}, cannot be rolled back"
-    if not all(_is_transformers(type(part).update) for part in (inner, *inner.layers)):
+    stores = [getattr(type(part), "update", None) for part in (inner, *inner.layers)]
+    if not all(_is_transformers(store) for store in stores if store is not None):
         return f"its cache, a {name}, stores entries in a way of its own"
-    if int(inner.get_seq_length()) == 0:
+    if not getattr(inner, "is_croppable", True):
+        return f"its cache, a {name}, says that it cannot be rolled back"
+    if _entries(inner) == 0:
         return "the model leaves its cache empty, and keeps what it has read elsewhere"
     if hasattr(inner, "is_croppable"):
-        return None if inner.is_croppable else f"its cache, a {name}, says that it cannot be rolled back"
+        return None
     for layer in inner.layers:
         if not hasattr(layer, "crop"):
             return f"its cache has layers, {type(layer).__name__}, that cannot be rolled back"
         if getattr(layer, "is_sliding", False):
             return "its cache has a sliding window, which this version of transformers cannot roll back"
     return None
+
+
+def _entries(cache):
+    try:
+        return int(cache.get_seq_length())
+    except ValueError:  # a cache of recurrent states alone
+        return 0
 
 
 def kind(cache) -> tuple:
