@@ -102,10 +102,13 @@ def kind(cache) -> tuple:
 
 
 def _is_word_enough(cache):
-    """Whether the cache says of itself that it rolls back, and is transformers' own."""
+    """Whether the cache says of itself that it rolls back, and is of the kinds that all models share.
+
+    Layers of one model's own may inherit that word without keeping it.
+    """
     inner = versions.self_attention(cache)
     return hasattr(inner, "is_croppable") and all(
-        _is_transformers(type(part)) for part in (inner, *inner.layers)
+        type(part).__module__ == "transformers.cache_utils" for part in (inner, *inner.layers)
     )
 
 

@@ -137,6 +137,7 @@ DIFFERENT = [
     ("deepseek_v3", "DeepseekV3ForCausalLM", "served"),
     ("falcon", "FalconForCausalLM", "served"),
     ("gpt_neox", "GPTNeoXForCausalLM", "served"),
+    ("deepseek_v4", "DeepseekV4ForCausalLM", "plain"),
     ("mamba", "MambaForCausalLM", "plain"),
     ("jamba", "JambaForCausalLM", "plain"),
     ("recurrent_gemma", "RecurrentGemmaForCausalLM", "plain"),
