@@ -759,3 +759,61 @@ def test_11_prompt_learning_around_an_attached_model():
         with pytest.warns(draftless.DraftlessWarning):
             ours = go(True)
         assert ours == go(False)
+
+
+class StoresItsOwnWay(DynamicCache):
+    def update(self, keys, values, layer_idx, *args, **kwargs):
+        return super().update(keys, values, layer_idx, *args, **kwargs)
+
+
+def test_9_a_cache_with_an_update_of_its_own_runs_plainly(toy):
+    plain = run(toy())
+    model = toy()
+    handle = draftless.attach(model, EAGER, drafter=spoiled(plain[0]))
+    with pytest.warns(draftless.DraftlessWarning, match="in a way of its own"):
+        assert run(model, **{CACHE: StoresItsOwnWay()}).tolist() == plain.tolist()
+    assert handle.last.drafted == 0
+
+
+def test_9_a_cache_left_empty_tells_of_state_kept_elsewhere():
+    from draftless.integration.cache import reason_against
+
+    assert "keeps what it has read elsewhere" in reason_against(DynamicCache())
+
+
+def test_4_positions_are_those_of_what_is_generated():
+    from types import SimpleNamespace
+
+    from transformers import LEDConfig
+
+    from draftless.integration.hooks import _positions
+
+    config = LEDConfig(max_encoder_position_embeddings=16, max_decoder_position_embeddings=40)
+    assert _positions(SimpleNamespace(config=config)) == 40
+
+
+@newest
+def test_10_a_compiled_forward_is_said_once(toy):
+    from transformers import CompileConfig
+
+    def make():
+        model = toy(attn_implementation="eager")
+        model.get_compiled_call = lambda config: model.__call__
+        return model
+
+    compiles = CompileConfig()
+    compiles._compile_all_devices = True
+    options = dict(
+        cache_implementation="static",
+        compile_config=compiles,
+        return_dict_in_generate=True,
+        output_attentions=True,
+    )
+    plain = run(make(), **options).sequences.tolist()
+    model = make()
+    handle = draftless.attach(model, EAGER)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", draftless.DraftlessWarning)
+        assert run(model, **options).sequences.tolist() == plain
+    assert len([one for one in said if one.category is draftless.DraftlessWarning]) == 1
+    assert "compiles the forward" in handle.last.reason
