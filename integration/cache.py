@@ -33,6 +33,8 @@ class CallCache:
     def __init__(self, cache):
         self.cache = cache
         self._inner = versions.self_attention(cache)
+        # some layers stand in for others and hold nothing
+        self._holding = [layer for layer in self._inner.layers if hasattr(layer, "get_seq_length")]
         self._recorded = [
             (layer, layer.record_past) for layer in self._inner.layers if hasattr(layer, "record_past")
         ]
@@ -47,11 +49,11 @@ class CallCache:
     def roll_back(self, n: int) -> None:
         """Remove the last `n` entries. With 0, let layers that record their past forget what is too old."""
         if n or self._recorded:
-            versions.remove(self._inner.layers, n)
+            versions.remove(self._holding, n)
 
     def roll_back_to(self, length: int) -> None:
         """Remove what an interrupted forward left: every layer back to `length` entries."""
-        for layer in self._inner.layers:
+        for layer in self._holding:
             extra = int(layer.get_seq_length()) - length
             if extra > 0:
                 versions.remove([layer], extra)

@@ -138,6 +138,7 @@ DIFFERENT = [
     ("falcon", "FalconForCausalLM", "served"),
     ("gpt_neox", "GPTNeoXForCausalLM", "served"),
     ("deepseek_v4", "DeepseekV4ForCausalLM", "plain"),
+    ("gemma4_text", "Gemma4ForCausalLM", "served"),
     ("mamba", "MambaForCausalLM", "plain"),
     ("jamba", "JambaForCausalLM", "plain"),
     ("recurrent_gemma", "RecurrentGemmaForCausalLM", "plain"),
