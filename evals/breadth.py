@@ -49,8 +49,12 @@ _SIZES = {
     **dict.fromkeys(("hidden_size_per_layer_input", "linear_key_head_dim", "linear_value_head_dim"), 8),
     **dict.fromkeys(("q_lora_rank",), 16),
     **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"), 4),
-    **dict.fromkeys(("num_experts_per_tok", "moe_top_k", "top_k_experts", "moe_topk"), 2),
-    **dict.fromkeys(("n_group", "topk_group", "n_shared_experts", "first_k_dense_replace"), 1),
+    **dict.fromkeys(
+        ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "top_k_experts", "moe_topk", "moe_k"), 2
+    ),
+    **dict.fromkeys(
+        ("n_group", "num_expert_group", "topk_group", "n_shared_experts", "first_k_dense_replace"), 1
+    ),
     **dict.fromkeys(("sliding_window", "attention_window_size", "window_size", "attention_chunk_size"), 8),
     **dict.fromkeys(("state_size", "mamba_d_state", "ssm_state_size", "chunk_size", "mamba_chunk_size"), 8),
     **dict.fromkeys(("mamba_n_heads", "mamba_d_head", "mamba_num_heads", "mamba_head_dim"), 8),
@@ -68,13 +72,17 @@ _OWN_SIZES = {
     "big_bird": dict(attention_type="original_full"),
     "dbrx": dict(
         ffn_config=dict(ffn_hidden_size=32, moe_num_experts=4, moe_top_k=2, hidden_size=32),
-        attn_config=dict(kv_n_heads=2, clip_qkv=8),
+        attn_config=dict(kv_n_heads=2, clip_qkv=8, rope_theta=10000.0),
     ),
-    "deepseek_v2": dict(topk_method="greedy"),
+    "deepseek_v2": dict(topk_method="greedy", num_experts_per_tok=2, n_group=1, topk_group=1),
+    "dots1": dict(n_routed_experts=4, n_shared_experts=1, num_experts_per_tok=2),
     "falcon_h1": dict(mamba_d_ssm=64),
     "gpt_neo": dict(attention_types=[[["global", "local"], 2]]),
     "gemma3n_text": dict(num_kv_shared_layers=2, activation_sparsity_pattern=None),
     "gemma4_text": dict(num_kv_shared_layers=2),
+    "granitemoehybrid": dict(layer_types=["mamba", "attention"] * 2),
+    "hunyuan_v1_dense": dict(head_dim=8),
+    "hunyuan_v1_moe": dict(head_dim=8),
     "jamba": dict(attn_layer_period=2, attn_layer_offset=1, mamba_d_state=8),
     "mamba2": dict(num_heads=8, head_dim=8, expand=2),
     "minimax": dict(block_size=8),

@@ -1,0 +1,120 @@
+"""Kinds of model and cache beyond the two toys: what hears, what sees, what rounds its cache."""
+
+import pytest
+import torch
+from toys import CACHE, OLD, PROMPT, VOCABULARY, compare, cyc, ready, rnd
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    DynamicCache,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+    WhisperConfig,
+    WhisperForConditionalGeneration,
+)
+
+newest = pytest.mark.skipif(OLD, reason="this version of transformers cannot roll this cache back")
+TOKENS = dict(bos_token_id=1, eos_token_id=None, pad_token_id=0)
+LAYERS = dict(d_model=32, encoder_layers=2, decoder_layers=2, **TOKENS)
+HEADS = dict(encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=64, decoder_ffn_dim=64)
+
+
+def redrawn(model, std=0.5):
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=std, generator=generator)
+    settings = ready(model).generation_config
+    settings.forced_bos_token_id = settings.forced_eos_token_id = None
+    return model
+
+
+def bart():
+    sizes = dict(vocab_size=VOCABULARY, max_position_embeddings=256, decoder_start_token_id=2)
+    return redrawn(BartForConditionalGeneration(BartConfig(**LAYERS, **HEADS, **sizes)))
+
+
+def test_bart(do_sample):
+    compare(bart, offset=PROMPT.shape[1], do_sample=do_sample, counts=do_sample)
+
+
+def whisper():
+    sizes = dict(vocab_size=VOCABULARY, num_mel_bins=8, max_source_positions=32, max_target_positions=128)
+    starts = dict(decoder_start_token_id=2, suppress_tokens=None, begin_suppress_tokens=None)
+    model = redrawn(WhisperForConditionalGeneration(WhisperConfig(**LAYERS, **HEADS, **sizes, **starts)))
+    model.generation_config.no_timestamps_token_id = VOCABULARY - 1
+    return model
+
+
+def test_whisper_with_toy_audio(do_sample):
+    sound = torch.randn(1, 8, 64, generator=torch.Generator().manual_seed(0))
+    _, every = compare(whisper, sound, do_sample=do_sample, counts=False)
+    assert every[1].drafted > 0
+
+
+IMAGE, START, END = 60, 61, 62
+
+
+def qwen2_vl():
+    text = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
+    rope = dict(rope_type="default", mrope_section=[1, 1, 2], rope_theta=10000.0)
+    text |= dict(vocab_size=VOCABULARY, num_key_value_heads=2, rope_scaling=rope, **TOKENS)
+    vision = dict(depth=2, embed_dim=32, hidden_size=32, num_heads=4, patch_size=4, mlp_ratio=2)
+    ids = dict(image_token_id=IMAGE, video_token_id=59, vision_start_token_id=START, vision_end_token_id=END)
+    model = redrawn(
+        Qwen2VLForConditionalGeneration(Qwen2VLConfig(text_config=text, vision_config=vision, **ids))
+    )
+    patches = torch.randn(16, 3 * 2 * 4 * 4, generator=torch.Generator().manual_seed(0))
+    more = {"pixel_values": patches, "image_grid_thw": torch.tensor([[1, 4, 4]])}
+    if not OLD:
+        more["mm_token_type_ids"] = (SEEN == IMAGE).long()
+    return model, more
+
+
+SEEN = torch.tensor([[10, 11, 12, START, *[IMAGE] * 4, END, 13, 14, 10, 11, 12]])
+
+
+def test_qwen2_vl_where_text_before_the_image_recurs(do_sample):
+    compare(qwen2_vl, SEEN, do_sample=do_sample, counts=do_sample)
+
+
+# -- caches ------------------------------------------------------------------------------------------
+
+
+@newest
+@pytest.mark.parametrize("make", [rnd, cyc])
+def test_9_a_quantised_cache_runs_plainly(make):
+    from transformers.cache_utils import QuantizedLayer
+
+    class Rounded(QuantizedLayer):
+        """Eighths, in a plain tensor: what a quantised layer forgets, without its libraries."""
+
+        def _quantize(self, tensor, axis):
+            return (tensor * 8).round()
+
+        def _dequantize(self, quantized):
+            return quantized / 8
+
+    def made():
+        cache = DynamicCache()
+        cache.layers = [Rounded(residual_length=8) for _ in range(2)]
+        cache.layer_class_to_replicate = None
+        return make(), {CACHE: cache}
+
+    _, every = compare(made, served=False)
+    assert all("cannot be rolled back" in one.reason or "differ" in one.reason for one in every)
+
+
+@newest
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("length", [6, 24, 60])
+def test_9_hybrid_of_sliding_and_full_layers(attention, length, do_sample):
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    def make():
+        kinds = ["sliding_attention", "full_attention"]
+        config = dict(layer_types=kinds, sliding_window=8, head_dim=8, attn_implementation=attention)
+        return redrawn(rnd(Gemma3ForCausalLM, Gemma3TextConfig, **config), std=0.35)
+
+    compare(make, PROMPT.repeat(1, 3)[:, :length], do_sample=do_sample, counts=length > 6)
