@@ -46,6 +46,11 @@ class CallCache:
     def __len__(self) -> int:
         return int(self._inner.get_seq_length())
 
+    @property
+    def records_past(self) -> bool:
+        """Whether layers record what falls out of their windows, until the next `roll_back`."""
+        return bool(self._recorded)
+
     def roll_back(self, n: int) -> None:
         """Remove the last `n` entries. With 0, let layers that record their past forget what is too old."""
         if n or self._recorded:
@@ -170,8 +175,14 @@ def _try(model, prepare, forward, ids, kwargs, held):
     wider = versions.lengthened(model, kwargs, _JUNK)
     with torch.no_grad():
         first = logits(1)
-        second = logits(1, versions.narrowed(versions.lengthened(model, kwargs, 1)), more=1)
-        held.roll_back(2)
+        next_step = versions.narrowed(versions.lengthened(model, kwargs, 1))
+        if held.records_past:  # it keeps what one forward pushed out of its windows, not two
+            twin = CallCache(copy.deepcopy(held.cache))
+            twin.roll_back(0)
+            second = logits(1, _with(next_step, twin.cache), more=1)
+        else:
+            second = logits(1, next_step, more=1)
+        held.roll_back(len(held) - length)
         again = logits(1)
         held.roll_back(1)
         wide = logits(1 + _JUNK, wider)

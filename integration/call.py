@@ -119,6 +119,8 @@ class Call:
         """Stop drafting for the rest of the call, and say why; the first reason counts."""
         self._settle()
         self._serving = False
+        if self._cache is not None:
+            self._cache.release()
         if self.stats.reason is not None:
             return
         self.stats.reason = reason
@@ -244,7 +246,8 @@ class Call:
                 break
             return outputs
         outputs = self._run(original, kwargs, width=1)
-        self._cache.roll_back(0)
+        if self._serving:
+            self._cache.roll_back(0)
         return outputs
 
     def _ran_out(self, error, width):

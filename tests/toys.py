@@ -16,6 +16,7 @@ from draftless.evals.toys import CYCLE, TOYS, VOCABULARY, cyc, ready, rnd  # noq
 PROMPT = torch.tensor([CYCLE * 2 + CYCLE[:2]])
 NEW_TOKENS = 30
 OLD = "cache" not in inspect.signature(transformers.GenerationMixin.prepare_inputs_for_generation).parameters
+ROLLS_WINDOWS = hasattr(transformers.cache_utils.DynamicLayer, "is_croppable")  # 5.17 on: windows too
 CACHE = "past_key_values" if OLD else "cache"
 
 
