@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shlex
 import sys
 from pathlib import Path
 
@@ -194,6 +195,8 @@ def audit(model, n, seed, features, longest, only, threads, dtype, device, json_
     from the seed. Where tokens differ, plain's top two scores must lie closer than the model
     rounds there. Exit code 1 if one difference is more than such a tie, 2 if the run could not start.
     """
+    import torch
+
     from . import audit as audits
     from . import show
 
@@ -206,7 +209,8 @@ def audit(model, n, seed, features, longest, only, threads, dtype, device, json_
     features = features or FEATURES
     with show.progress(len(numbers)) as tick:
         found = audits.audit(loaded, tokenizer, n, seed, features, longest, numbers, tick)
-    again = ["draftless audit", f"--model {model}" if model else "", f"--dtype {dtype}", f"--seed {seed}"]
+    again = ["draftless audit", f"--model {shlex.quote(model)}" if model else "", f"--dtype {dtype}"]
+    again += [f"--device {loaded.device}", f"--threads {torch.get_num_threads()}", f"--seed {seed}"]
     again += [
         f"--max-new-tokens {longest}",
         *(f"--features {name}" for name in features if features != FEATURES),

@@ -7,7 +7,7 @@ import torch
 from ..integration import versions
 
 _TRIES = 16
-_WIDTHS = (2, 5, 16)  # pieces in which the last tokens are fed, besides one by one and all at once
+_WIDTHS = (1, 2, 3, 5, 8, 16)  # pieces in which what was written is fed, besides all at once
 
 
 @dataclass
@@ -23,6 +23,8 @@ class Fork:
     gap : float
         Plain's chosen score minus its second best, the random draw counted where one is made
         (the Gumbel-max form of a multinomial draw).
+    behind : float
+        Plain's chosen score minus its score of draftless's token.
     rounding : float
         How much two scores may move against each other when the same tokens are fed in
         pieces of other widths: measured there, on the bare model.
@@ -35,6 +37,7 @@ class Fork:
     plain: int | None
     ours: int | None
     gap: float
+    behind: float
     rounding: float
     follows: bool = False
 
@@ -42,7 +45,7 @@ class Fork:
     def is_tie(self) -> bool:
         """Whether rounding explains it."""
         ended = self.plain is None or self.ours is None
-        return not ended and (self.gap <= self.rounding or self.follows)
+        return not ended and (self.behind <= self.rounding or self.follows)
 
 
 def judged(model, made, expected, found) -> Fork:
@@ -52,10 +55,10 @@ def judged(model, made, expected, found) -> Fork:
     at = next((i for i in range(shorter) if expected[i] != found[i]), shorter)
     tokens = [row[at] if at < len(row) else None for row in (expected, found)]
     if at < made.ids.shape[1]:
-        return Fork(at, *tokens, float("inf"), 0.0)
-    gap, rounding = _gap(model, made, at), _rounding(model, made, expected[:at])
-    follows = gap > rounding and _follows(model, made, at, rounding / 2, tokens[1])
-    return Fork(at, *tokens, gap, rounding, follows)
+        return Fork(at, *tokens, float("inf"), float("inf"), 0.0)
+    (gap, behind), rounding = _gaps(model, made, at, tokens[1]), _rounding(model, made, expected[:at])
+    follows = behind > rounding and _follows(model, made, at, rounding / 2, tokens[1])
+    return Fork(at, *tokens, gap, behind, rounding, follows)
 
 
 def _follows(model, made, at, most, ours):
@@ -81,12 +84,12 @@ def _follows(model, made, at, most, ours):
     return False
 
 
-def _gap(model, made, at):
+def _gaps(model, made, at, ours):
     """Run plain up to the fork, and look at what it chose between."""
     steps = at - made.ids.shape[1] + 1
     out = made.generate(model, max_new_tokens=steps, output_scores=True)
     if len(out.scores) < steps:
-        return float("inf")
+        return float("inf"), float("inf")
     scores = out.scores[-1][0].double()
     if made.options["do_sample"]:
         if steps > 1:
@@ -96,27 +99,27 @@ def _gap(model, made, at):
         draw = torch.empty_like(out.scores[-1]).exponential_(1)[0].double()
         scores = torch.log_softmax(scores, -1) - draw.log()
     best = scores.topk(2).values
-    return float(best[0] - best[1])
+    return float(best[0] - best[1]), float("inf") if ours is None else float(best[0] - scores[ours])
 
 
 @torch.no_grad()
 def _rounding(model, made, prefix):
-    ids = torch.tensor([prefix], device=model.device)
+    ids, start = torch.tensor([prefix], device=model.device), made.ids.shape[1]
     given = made.options.get("attention_mask")
     if given is not None:
-        ids = ids[:, int((given == 0).sum()) :]
+        pads = int((given == 0).sum())
+        ids, start = ids[:, pads:], start - pads
     seen = [model(ids).logits[0, -1].double()]
-    for width in (1, *_WIDTHS):
-        seen.append(_in_pieces(model, ids, min(width, ids.shape[1])))
+    seen += [_in_pieces(model, ids, start, width) for width in _WIDTHS]
     seen = torch.stack([torch.nan_to_num(row, posinf=0.0, neginf=0.0) for row in seen])
     hotter = max(1.0, 1.0 / made.options.get("temperature", 1.0))
     return 2 * hotter * float((seen - seen[1]).abs().max())
 
 
-def _in_pieces(model, ids, width):
-    """Logits after `ids`, the last `width` of them in one forward over a cache of the others."""
-    if width == ids.shape[1]:
-        return model(ids).logits[0, -1].double()
-    before = model(ids[:, :-width], use_cache=True)
-    more = {versions.CACHE: versions.cache_of(before)}
-    return model(ids[:, -width:], **more, use_cache=True).logits[0, -1].double()
+def _in_pieces(model, ids, start, width):
+    """Logits after `ids`: the first `start` of them in one forward, the others `width` at a time."""
+    outputs = model(ids[:, :start], use_cache=True)
+    for at in range(start, ids.shape[1], width):
+        more = {versions.CACHE: versions.cache_of(outputs)}
+        outputs = model(ids[:, at : at + width], **more, use_cache=True)
+    return outputs.logits[0, -1].double()

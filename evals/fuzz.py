@@ -156,7 +156,7 @@ def _prompt(dice, words, tokenizer):
     few = dice.sample(words, min(len(words), dice.choice((4, 16, len(words)))))
     text = []
     if tokenizer is not None and dice.random() < 0.6:
-        text = tokenizer(dice.choice(tasks()).prompt, add_special_tokens=False)["input_ids"]
+        text = tokenizer(dice.choice(tasks()).user, add_special_tokens=False)["input_ids"]
     ids = []
     for _ in range(dice.randint(1, 5)):
         n = dice.randint(1, 24)

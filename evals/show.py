@@ -218,7 +218,8 @@ def _difference(one, again):
     if one.fork is not None:
         yield (
             f"  at {one.fork.at}: plain {one.fork.plain}, draftless {one.fork.ours}; plain's top two lie "
-            f"{one.fork.gap:.3g} apart, rounding there is {one.fork.rounding:.3g}"
+            f"{one.fork.gap:.3g} apart, these two {one.fork.behind:.3g}, "
+            f"rounding there is {one.fork.rounding:.3g}"
             + ("; so much on its logits makes plain choose likewise" if one.fork.follows else "")
         )
     if one.is_failure:

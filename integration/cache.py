@@ -63,6 +63,19 @@ class CallCache:
             if extra > 0:
                 versions.remove([layer], extra)
 
+    def snapshot(self) -> list:
+        """Return what `restore` needs: growing layers make new tensors, so their attributes will do."""
+        return [
+            (layer, dict(vars(layer))) for layer in self._inner.layers if not hasattr(layer, "max_cache_len")
+        ]
+
+    def restore(self, snapshot, length: int) -> None:
+        """Undo a forward that broke off, inside a layer's own update perhaps, over `length` entries."""
+        for layer, attributes in snapshot:
+            vars(layer).clear()
+            vars(layer).update(attributes)
+        self.roll_back_to(length)
+
     def release(self) -> None:
         """Leave the cache as a plain call would: past recording as it was."""
         for layer, recorded in self._recorded:
@@ -111,11 +124,12 @@ def kind(cache) -> tuple:
 def _is_word_enough(cache):
     """Whether the cache says of itself that it rolls back, and is of the kinds that all models share.
 
-    Layers of one model's own may inherit that word without keeping it.
+    Layers of one model's own, and those with a state besides keys, may give that word without keeping it.
     """
     inner = versions.self_attention(cache)
     return hasattr(inner, "is_croppable") and all(
-        type(part).__module__ == "transformers.cache_utils" for part in (inner, *inner.layers)
+        type(part).__module__ == "transformers.cache_utils" and not hasattr(part, "conv_states")
+        for part in (inner, *inner.layers)
     )
 
 

@@ -234,12 +234,12 @@ class Call:
         return outputs
 
     def _step(self, original, announced, kwargs):
-        draft = self._draft(announced)
+        draft, before = self._draft(announced)
         while draft is not None and len(draft):
             try:
                 outputs = self._check(original, announced, kwargs, draft)
             except Exception as error:
-                self._ran_out(error, 1 + len(draft))
+                self._ran_out(error, 1 + len(draft), before)
                 draft = draft.head(self._most_drafted)
                 continue
             if outputs is None:
@@ -250,12 +250,12 @@ class Call:
             self._cache.roll_back(0)
         return outputs
 
-    def _ran_out(self, error, width):
+    def _ran_out(self, error, width, before):
         """After a wide forward that found too little memory: undo it and draft half as much from now on."""
         if not is_out_of_memory(error):
             raise error
-        self._running, self._open_clock = False, None
-        self._cache.roll_back_to(self._entries)
+        self._running, self._open_clock, self._wide = False, None, None
+        self._cache.restore(before, self._entries)
         self._most_drafted = (width - 1) // 2
         self.speculation.say_once(
             "a forward of several tokens ran out of memory; drafts are halved until it fits. "
@@ -263,11 +263,14 @@ class Call:
         )
 
     def _draft(self, announced):
-        """Return the draft to check now, None for none."""
+        """Return the draft to check now, None for none, and what the cache was before."""
         draft = self._proposed(announced.ids)
-        return draft if draft is not None and self._is_trusted(announced) else None
+        if draft is None:
+            return None, None
+        before = self._cache.snapshot()
+        return (draft if self._is_trusted(announced, before) else None), before
 
-    def _is_trusted(self, announced) -> bool:
+    def _is_trusted(self, announced, before) -> bool:
         """Before a call's first wide forward: whether one has been tried, or can be now, and was right."""
         if self._trusted:
             return True
@@ -277,7 +280,7 @@ class Call:
         try:
             reason = self.hooks.reason_by_probe(announced.prepare, announced.ids, announced.kwargs)
         except Exception as error:
-            self._ran_out(error, width=1)
+            self._ran_out(error, 1, before)
             return False
         self._running = False
         self._trusted = reason is None
@@ -338,7 +341,8 @@ class Call:
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = n + 1
         outputs = self._run(original, inputs, width=n + 1)
-        reason = support.reason_against_outputs(outputs, n + 1, self._cache.size or self._entries + n + 1)
+        columns = self._cache.size or self._entries + n + 1
+        reason = support.reason_against_outputs(outputs, n + 1, None if self._cache.records_past else columns)
         if reason is not None:
             self._cache.roll_back_to(self._entries)
             self.run_plainly(reason)

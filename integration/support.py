@@ -69,13 +69,13 @@ def reason_against_outputs(outputs, width, columns) -> str | None:
     """Return why a wide forward's outputs cannot be cut into single positions, None if they can.
 
     `columns` is how many keys its last position sees: committed entries and the width, or what
-    a static cache holds.
+    a static cache holds; None where layers differ in that, as those with a window do.
     """
     if outputs.logits.shape[1] != width:
         return f"the model gave logits for {outputs.logits.shape[1]} of {width} tokens"
-    for names, last in ((_MAPS, columns), (_CROSS_MAPS, None)):
+    for names, seen in ((_MAPS, (columns,)), (_CROSS_MAPS, None)):
         for layer in _layers(outputs, names):
-            if layer.ndim != 4 or layer.shape[-2] != width or last not in (None, layer.shape[-1]):
+            if layer.ndim != 4 or layer.shape[-2] != width or (seen and layer.shape[-1] not in seen):
                 return (
                     f"the model's attention maps of {width} tokens, of shape {tuple(layer.shape)}, cannot be "
                     "cut into those of one"

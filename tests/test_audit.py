@@ -74,6 +74,14 @@ def test_a_call_is_made_from_its_seed_and_number_alone():
     assert one.generate(rnd()).sequences.tolist() == same.generate(rnd()).sequences.tolist()
 
 
+def test_prompts_are_text_where_there_is_a_tokenizer():
+    from test_contract import spelling
+
+    calls = [case(rnd(), spelling(), 0, number) for number in range(40)]
+    assert any("stop_strings" in call.options for call in calls)
+    assert not audit.audit(rnd(), spelling(), n=8, seed=0).failures
+
+
 def test_every_feature_occurs_and_can_be_left_out():
     calls = [case(rnd(), None, 0, number) for number in range(200)]
     assert {call.options["do_sample"] for call in calls} == {False, True}
@@ -96,16 +104,17 @@ def test_a_fork_is_judged_by_plains_own_scores(features):
     wrong = [*row[:at], (row[at] + 1) % 64, *row[at + 1 :]]
     fork = judged(model, made, row, wrong)
     assert (fork.at, fork.plain, fork.ours) == (at, row[at], wrong[at])
-    assert 0 < fork.rounding < 1e-2 < fork.gap and not fork.is_tie
+    assert 0 < fork.rounding < 1e-2 < fork.behind and fork.gap <= fork.behind and not fork.is_tie
     best = made.generate(model, output_logits=True).logits[1][0].topk(2)
     if not made.options["do_sample"]:
         assert fork.gap == pytest.approx(float(best.values[0] - best.values[1]), abs=1e-5)
 
 
 def test_a_tie_is_no_failure_and_an_end_is():
-    assert Fork(3, 7, 8, gap=1e-6, rounding=1e-5).is_tie
-    assert not Fork(3, 7, None, gap=1e-6, rounding=1e-5).is_tie
-    assert Fork(3, 7, 8, gap=1.0, rounding=1e-5, follows=True).is_tie
+    assert Fork(3, 7, 8, gap=1e-6, behind=1e-6, rounding=1e-5).is_tie
+    assert not Fork(3, 7, 8, gap=1e-6, behind=1.0, rounding=1e-5).is_tie  # another token than the second
+    assert not Fork(3, 7, None, gap=1e-6, behind=1e-6, rounding=1e-5).is_tie
+    assert Fork(3, 7, 8, gap=1.0, behind=1.0, rounding=1e-5, follows=True).is_tie
 
 
 def test_the_command(tmp_path, monkeypatch):
@@ -139,6 +148,7 @@ DIFFERENT = [
     ("gpt_neox", "GPTNeoXForCausalLM", "served"),
     ("deepseek_v4", "DeepseekV4ForCausalLM", "plain"),
     ("gemma4_text", "Gemma4ForCausalLM", "served"),
+    ("lfm3", "Lfm3ForCausalLM", "plain"),
     ("mamba", "MambaForCausalLM", "plain"),
     ("jamba", "JambaForCausalLM", "plain"),
     ("recurrent_gemma", "RecurrentGemmaForCausalLM", "plain"),

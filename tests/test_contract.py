@@ -316,9 +316,10 @@ def compare_maps(make, offset=0, **options):
 
 
 @newest
-def test_6_attention_maps_that_cannot_be_cut(toy):
+@pytest.mark.parametrize("window", [8, 25, 40])
+def test_6_attention_maps_that_cannot_be_cut(toy, window):
     def make():
-        return toy(MistralForCausalLM, MistralConfig, sliding_window=8, attn_implementation="eager")
+        return toy(MistralForCausalLM, MistralConfig, sliding_window=window, attn_implementation="eager")
 
     options = dict(return_dict_in_generate=True, output_attentions=True)
     plain = run(make(), **options)

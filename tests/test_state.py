@@ -3,6 +3,7 @@
 import copy
 import gc
 import pickle
+import sys
 import threading
 import warnings
 import weakref
@@ -10,9 +11,17 @@ import weakref
 import pytest
 import torch
 from toys import CACHE, CYCLE, EAGER, NEW_TOKENS, OLD, PROMPT, cyc, rnd, run, sequences, spoiled
-from transformers import DynamicCache, LlamaForCausalLM, LogitsProcessor, StoppingCriteria
+from transformers import (
+    DynamicCache,
+    LlamaForCausalLM,
+    LogitsProcessor,
+    MistralConfig,
+    MistralForCausalLM,
+    StoppingCriteria,
+)
 
 import draftless
+from draftless.integration import call
 
 OTHER = torch.tensor([[20, 21, 22, 20, 21, 22, 30, 20, 21]])
 
@@ -114,16 +123,61 @@ def test_a_wide_forward_that_runs_out_of_memory_is_halved(toy, do_sample, fits, 
     plain = run(toy(), do_sample=do_sample)
     model = toy(Cramped)
     handle = draftless.attach(model, EAGER, drafter=spoiled(plain[0]))
-    for call in range(2):
+    for again in range(2):
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             assert run(model, do_sample=do_sample).tolist() == plain.tolist()
         assert handle.last.reason is None
         assert [str(one.message).split(";")[0] for one in said] == [
             "a forward of several tokens ran out of memory"
-        ] * (call == 0)
+        ] * (again == 0)
     assert (handle.last.accepted > 0) == (fits >= 4)  # the probe is a forward of four tokens
     assert len(handle.last.drafted_at) < fits
+
+
+@pytest.mark.parametrize("window", [None, 8, 25])
+@pytest.mark.parametrize("nth", [1, 2, 3, 4, 6, 9])
+def test_memory_that_runs_out_inside_a_layers_update(window, nth, monkeypatch):
+    """A layer that raises half-way misreports its length: what it held before is put back instead."""
+
+    def make():
+        return rnd() if window is None else rnd(MistralForCausalLM, MistralConfig, sliding_window=window)
+
+    plain = run(make())
+    model = make()
+    handle = draftless.attach(model, EAGER, drafter=spoiled(plain[0]))
+    run(model)  # the probe is passed
+    whole, calls = torch.cat, []
+
+    def cramped(tensors, *args, **kwargs):
+        if sys._getframe(1).f_code.co_name == "update" and 1 < tensors[-1].shape[-2] < 9:
+            calls.append(None)
+            if len(calls) == nth:
+                raise torch.OutOfMemoryError("no")
+        return whole(tensors, *args, **kwargs)
+
+    monkeypatch.setattr(torch, "cat", cramped)
+    assert run(model).tolist() == plain.tolist()
+    assert len(calls) >= nth or handle.last.reason is not None
+    monkeypatch.undo()
+    assert run(model).tolist() == plain.tolist()
+
+
+def test_memory_that_runs_out_when_outputs_are_cut(monkeypatch):
+    options = dict(output_hidden_states=True, return_dict_in_generate=True)
+    plain = run(rnd(), **options).sequences
+    model = rnd()
+    draftless.attach(model, EAGER, drafter=spoiled(plain[0]))
+    whole, left = call.support.node_of, [3]
+
+    def cramped(*args, **kwargs):
+        left[0] -= 1
+        if left[0] >= 0:
+            raise torch.OutOfMemoryError("no")
+        return whole(*args, **kwargs)
+
+    monkeypatch.setattr(call.support, "node_of", cramped)
+    assert run(model, **options).sequences.tolist() == plain.tolist()
 
 
 def test_another_error_of_a_wide_forward_is_the_callers(toy, monkeypatch):
