@@ -72,7 +72,6 @@ class SuffixIndex:
         most = _LARGEST if self.window is None else 3 * max(self.window, _SMALLEST_ROOM)
         self._state[kernels.MOST_KEPT] = most
         self._one = np.empty(1, dtype=np.int32)
-        self._drafted = _buffers(0)
 
     def extend(self, tokens) -> None:
         """Append tokens, any number of them, in one kernel call.
@@ -142,12 +141,12 @@ class SuffixIndex:
 
     def propose(self, budget, min_match, prior, hits, tries, luck, curve, rate):
         """Return (tokens, probabilities, sources) of the draft that pays: `lookup.kernels.propose`."""
-        if len(self._drafted[0]) < budget:
-            self._drafted = _buffers(budget)
+        out = np.empty(budget, dtype=np.int32)
+        probabilities = np.empty(budget, dtype=np.float32)
+        sources = np.empty(budget, dtype=np.int64)
         k = kernels.propose(
             self._tokens,
             self._state,
-            budget,
             min_match,
             prior,
             hits,
@@ -155,12 +154,11 @@ class SuffixIndex:
             luck,
             curve,
             rate,
-            *self._drafted,
+            out,
+            probabilities,
+            sources,
         )
-        if k == 0:
-            return _NOTHING
-        tokens, probabilities, sources = (array[:k].copy() for array in self._drafted)
-        return tokens, probabilities, sources + self._dropped
+        return out[:k], probabilities[:k], sources[:k] + self._dropped
 
     def truncate(self, length: int) -> None:
         """Shrink the text to its first `length` tokens.
@@ -287,14 +285,6 @@ def as_ids(tokens) -> np.ndarray:
     if array.size and array.astype(np.uint64).max() > _LARGEST:  # a negative id becomes a huge one
         raise ValueError(f"token ids must be from 0 to {_LARGEST}; found {array.min()} to {array.max()}")
     return np.array(array, dtype=np.int32, order="C")  # a copy: kernels are compiled for arrays of our own
-
-
-def _buffers(n):
-    """Arrays for the tokens, probabilities and sources of `n` drafted tokens."""
-    return tuple(np.empty(n, dtype=kind) for kind in (np.int32, np.float32, np.int64))
-
-
-_NOTHING = _buffers(0)
 
 
 def _grown(array, size):

@@ -306,9 +306,7 @@ def follow(tokens, links, keys, heads, state, new, prior, hits, tries, luck, min
 
 
 @_compiled
-def propose(
-    tokens, state, budget, min_match, prior, hits, tries, luck, curve, rate, out, probabilities, sources
-):
+def propose(tokens, state, min_match, prior, hits, tries, luck, curve, rate, out, probabilities, sources):
     """Draft the continuation of the longest match, as long as it pays.
 
     A match of some length is right as often as `prior` says, less where the text has been
@@ -317,18 +315,18 @@ def propose(
 
     Of all lengths k the one is taken that maximises the expected tokens saved minus
     `rate` (tokens per unit of time) times the time that width 1 + k adds (`curve`).
-    With `rate` 0 that is all `budget` of them. Returns k; the draft is in `out[:k]`,
+    With `rate` 0 that is all of them. Returns k; the draft is in `out[:k]`,
     `probabilities[:k]`, `sources[:k]`.
     """
     if state[MATCH_LENGTH] < min_match or state[MATCH_END] < 0:
         return 0
-    copy_on(tokens, state, state[MATCH_END] + 1, out[:budget], sources)
+    copy_on(tokens, state, state[MATCH_END] + 1, out, sources)
     fortune = min(1.0, (luck[0] + PATIENCE) / (luck[1] + PATIENCE))
     p = 1.0
     gain = 0.0
     best = 0.0
     k = 0
-    for i in range(budget):
+    for i in range(out.shape[0]):
         row = bucket(state[MATCH_LENGTH] + i)
         foretold = prior[row] * fortune ** (1.0 - prior[row])
         p *= (WEIGHT * foretold + hits[row]) / (WEIGHT + tries[row])
