@@ -11,10 +11,13 @@ from dataclasses import asdict, dataclass, field
 
 import torch
 
+from ..integration import versions
 from ..integration.attach import attached
 from ..integration.handle import DraftlessWarning
+from ..integration.stats import Stats
 from .forks import Fork, judged
 from .fuzz import FEATURES, case
+from .toys import Hears
 
 __all__ = ["FEATURES", "Difference", "Report", "audit"]
 
@@ -55,20 +58,18 @@ class Report:
 
     Attributes
     ----------
-    runs, tokens, forwards, drafted, accepted : int
-        Calls compared, and what draftless did in them.
-    plain : dict
-        How many calls ran plainly, by reason.
+    stats : Stats
+        What draftless did in all calls.
     differences : list of Difference
     """
 
-    runs: int = 0
-    tokens: int = 0
-    forwards: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    plain: dict = field(default_factory=dict)
+    stats: Stats = field(default_factory=Stats)
     differences: list = field(default_factory=list)
+
+    @property
+    def runs(self) -> int:
+        """Calls compared."""
+        return self.stats.calls + self.stats.plain_calls
 
     @property
     def failures(self) -> list:
@@ -77,16 +78,10 @@ class Report:
 
     def to_dict(self) -> dict:
         """Return everything, fit for JSON."""
-        return {**asdict(self), "failures": len(self.failures)}
-
-    def count(self, stats) -> None:
-        """Count one call."""
-        self.runs += 1
-        if stats.reason is not None:
-            self.plain[stats.reason] = self.plain.get(stats.reason, 0) + 1
-            return
-        for name in ("tokens", "forwards", "drafted", "accepted"):
-            setattr(self, name, getattr(self, name) + getattr(stats, name))
+        counts = {name: getattr(self.stats, name) for name in ("tokens", "forwards", "drafted", "accepted")}
+        differences = [asdict(one) for one in self.differences]
+        found = {"differences": differences, "failures": len(self.failures)}
+        return {"runs": self.runs, **counts, "plain": dict(self.stats.reasons), **found}
 
 
 def audit(model, tokenizer=None, n=200, seed=0, features=FEATURES, longest=64, numbers=None, tick=None):
@@ -126,7 +121,7 @@ def _compare(model, made, number, report):
     with attached(model, made.config, drafter=drafter) as handle, warnings.catch_warnings():
         warnings.simplefilter("ignore", DraftlessWarning)
         ours = _outcome(model, made)
-    report.count(handle.last)
+    report.stats.add(handle.last)
     for what in ("error", "row", "heard", "entries", "state"):
         expected, found = getattr(plain, what), getattr(ours, what)
         if expected == found:
@@ -158,19 +153,8 @@ class _Outcome:
     error: str | None = None
 
 
-class _Hears:
-    def __init__(self):
-        self.heard = []
-
-    def put(self, ids):
-        self.heard.append(ids.tolist())
-
-    def end(self):
-        self.heard.append("end")
-
-
 def _outcome(model, made):
-    streamer = _Hears() if made.streams else None
+    streamer = Hears() if made.streams else None
     result = _Outcome()
     try:
         out = made.generate(model, streamer=streamer)
@@ -179,7 +163,7 @@ def _outcome(model, made):
         return result
     result.row = out.sequences[0].tolist()
     result.heard = streamer.heard if streamer else []
-    cache = out.get("past_key_values") if out.get("past_key_values") is not None else out.get("cache")
+    cache = versions.cache_of(out)
     if cache is not None:
         result.entries = int(cache.get_seq_length())
     result.state = torch.rand([]).item()

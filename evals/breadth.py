@@ -16,7 +16,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from ..integration.attach import attached
 from ..integration.handle import DraftlessWarning
 from ..lookup.config import LookupConfig
-from .fuzz import Spoiled
+from .toys import Spoiled, ready, redraw
 
 NEW_TOKENS = 40
 _PROMPT = [*range(10, 19)] * 2 + [10, 11]
@@ -26,9 +26,8 @@ _DISTINCT, _ACCEPTED, _REJECTED = 8, 5, 5  # what a run needs to prove anything
 _LAYERS = 4
 _KINDS = ({}, {"do_sample": True}, {"padded": True})
 
-_HEADS = dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads"), 4)
 _SIZES = {
-    **_HEADS,
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads"), 4),
     **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
     **dict.fromkeys(("num_decoder_attention_heads", "num_encoder_attention_heads"), 4),
     **dict.fromkeys(("num_key_value_heads", "num_kv_heads"), 2),
@@ -47,7 +46,7 @@ _SIZES = {
     **dict.fromkeys(("head_dim", "dim_head", "d_kv", "kv_channels", "rotary_dim", "v_head_dim"), 8),
     **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "kv_lora_rank", "global_head_dim"), 8),
     **dict.fromkeys(("hidden_size_per_layer_input", "linear_key_head_dim", "linear_value_head_dim"), 8),
-    **dict.fromkeys(("q_lora_rank",), 16),
+    "q_lora_rank": 16,
     **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"), 4),
     **dict.fromkeys(
         ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "top_k_experts", "moe_topk", "moe_k"), 2
@@ -59,14 +58,13 @@ _SIZES = {
     **dict.fromkeys(("state_size", "mamba_d_state", "ssm_state_size", "chunk_size", "mamba_chunk_size"), 8),
     **dict.fromkeys(("mamba_n_heads", "mamba_d_head", "mamba_num_heads", "mamba_head_dim"), 8),
     **dict.fromkeys(("n_mamba_heads", "mamba_n_groups", "n_groups", "mamba_ngroups"), 1),
-    **dict.fromkeys(("linear_num_key_heads",), 2),
-    **dict.fromkeys(("linear_num_value_heads",), 4),
-    **dict.fromkeys(("laurel_rank",), 4),
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "laurel_rank": 4,
 }
 _TOKENS = {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0, "pad_index": 0}
 _SETTINGS = {"is_decoder": True, "use_mamba_kernels": False, "tie_word_embeddings": False}
 
-_HYBRID = ["mamba", "hybrid"] * 2
 _OWN_SIZES = {
     "bamba": dict(attn_layer_indices=[1, 3], mamba_expand=2),
     "big_bird": dict(attention_type="original_full"),
@@ -102,7 +100,11 @@ _OWN_SIZES = {
     "xlm": dict(lang_id=0, mask_token_id=5),
     "zamba": dict(attn_layer_period=2, attn_layer_offset=1, n_mamba_heads=2, attention_head_dim=16),
     "zamba2": dict(
-        hybrid_layer_ids=[1, 3], n_mamba_heads=8, mamba_headdim=8, num_mem_blocks=1, layers_block_type=_HYBRID
+        hybrid_layer_ids=[1, 3],
+        n_mamba_heads=8,
+        mamba_headdim=8,
+        num_mem_blocks=1,
+        layers_block_type=["mamba", "hybrid"] * 2,
     ),
 }
 
@@ -136,7 +138,7 @@ def classes() -> list:
 
 
 def check(model_type, name) -> Row:
-    """Build one class small, and compare greedy and sampled runs with and without drafts."""
+    """Build one class small, and compare runs of every kind with and without drafts."""
     row = Row(model_type, name, "not built")
     try:
         model = _built(model_type, name)
@@ -144,7 +146,7 @@ def check(model_type, name) -> Row:
         row.why = _line(error)
         return row
     for deviation, seed in _DRAWS:
-        _redraw(model, deviation, seed)
+        redraw(model, deviation, seed)
         try:
             plain = [_run(model, **kind) for kind in _KINDS]
         except Exception as error:
@@ -210,19 +212,11 @@ def _run(model, do_sample=False, padded=False, **options):
 def _built(model_type, name):
     torch.manual_seed(0)
     config = CONFIG_MAPPING[model_type](**_shrunk(CONFIG_MAPPING[model_type], _OWN_SIZES.get(model_type, {})))
-    model = getattr(transformers, name)(config).eval()
+    model = ready(getattr(transformers, name)(config))
     settings = model.generation_config
-    settings.eos_token_id = settings.forced_eos_token_id = settings.forced_bos_token_id = None
-    settings.pad_token_id, settings.bos_token_id = 0, 1
+    settings.forced_eos_token_id = settings.forced_bos_token_id = None
+    settings.bos_token_id = 1
     return model
-
-
-def _redraw(model, deviation, seed):
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1 and parameter.is_floating_point():
-                parameter.normal_(std=deviation, generator=generator)
 
 
 def _shrunk(config_class, own):
@@ -241,8 +235,8 @@ def _shrunk(config_class, own):
     for name in getattr(config_class, "sub_configs", {}):
         if getattr(default, name, None) is not None:
             given[name] = _shrunk(type(getattr(default, name)), {})
-    if "kv_lora_rank" in known:  # latent attention has as many key heads as query heads
-        given |= {name: _SIZES["num_attention_heads"] for name in ("num_key_value_heads",) if name in known}
+    if "kv_lora_rank" in known and "num_key_value_heads" in known:  # latent attention: as many as query heads
+        given["num_key_value_heads"] = _SIZES["num_attention_heads"]
     return {**given, **own}
 
 

@@ -21,6 +21,26 @@ class CannotStart(click.ClickException):
     exit_code = 2
 
 
+def _loading(command):
+    """Add the options of how a model is loaded."""
+    options = (
+        click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: torch's choice]"),
+        click.option(
+            "--dtype",
+            type=click.Choice(["float32", "bfloat16", "float16"]),
+            default="float32",
+            show_default=True,
+            help="Of the weights. Where rounding is coarse, ties can fall either way and tokens differ.",
+        ),
+        click.option(
+            "--device", metavar="DEVICE", help="Such as cpu or cuda.  [default: cuda if there is one]"
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(draftless.__version__)
 def cli():
@@ -58,15 +78,7 @@ def cli():
     show_default=True,
     help="Pairs of runs for each task; times are medians.",
 )
-@click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: torch's choice]")
-@click.option(
-    "--dtype",
-    type=click.Choice(["float32", "bfloat16", "float16"]),
-    default="float32",
-    show_default=True,
-    help="Of the weights. Where rounding is coarse, ties can fall either way and tokens differ.",
-)
-@click.option("--device", metavar="DEVICE", help="Such as cpu or cuda.  [default: cuda if there is one]")
+@_loading
 @click.option(
     "--json", "json_file", type=click.File("w", lazy=False), help="Write numbers and tokens here, too."
 )
@@ -119,11 +131,12 @@ def _load(model, dtype, device, threads):
 
     if threads:
         torch.set_num_threads(threads)
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if model in ("toy-rnd", "toy-cyc"):
         from .toys import TOYS
 
-        return TOYS[model[4:]]().to(dtype=getattr(torch, dtype), device=device or "cpu"), None
-    return load(model, dtype, device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        return TOYS[model[4:]]().to(dtype=getattr(torch, dtype), device=device), None
+    return load(model, dtype, device)
 
 
 @contextlib.contextmanager
@@ -178,15 +191,7 @@ def _demo(model, tokenizer, tasks, settings, json_file, name):
     help="In a call.",
 )
 @click.option("--only", type=click.IntRange(min=0), multiple=True, help="Only this call of the seed.")
-@click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: torch's choice]")
-@click.option(
-    "--dtype",
-    type=click.Choice(["float32", "bfloat16", "float16"]),
-    default="float32",
-    show_default=True,
-    help="Of the weights.",
-)
-@click.option("--device", metavar="DEVICE", help="Such as cpu or cuda.  [default: cuda if there is one]")
+@_loading
 @click.option("--json", "json_file", type=click.File("w", lazy=False), help="Write what was found here, too.")
 def audit(model, n, seed, features, longest, only, threads, dtype, device, json_file):
     """Compare random calls of generate with and without draftless.
@@ -198,7 +203,7 @@ def audit(model, n, seed, features, longest, only, threads, dtype, device, json_
     import torch
 
     from . import audit as audits
-    from . import show
+    from . import demo, show
 
     with _explained(f"cannot load {model or 'the default model'}"):
         loaded, tokenizer = _load(model, dtype, device, threads)
@@ -216,7 +221,7 @@ def audit(model, n, seed, features, longest, only, threads, dtype, device, json_
         *(f"--features {name}" for name in features if features != FEATURES),
     ]
     again = " ".join(part for part in again if part)
-    show.audit_report(show.stdout_console(), found, again)
+    show.audit_report(show.stdout_console(), found, demo.machine(loaded), again)
     if json_file:
         json.dump({"command": again, **found.to_dict()}, json_file)
     if found.failures:

@@ -8,9 +8,9 @@ from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, Sto
 
 from ..integration import versions
 from ..lookup.config import LookupConfig
-from ..lookup.draft import Draft
 from .commands import FEATURES
 from .tasks import tasks
+from .toys import Spoiled
 
 
 @dataclass
@@ -84,7 +84,7 @@ class _Forbids(LogitsProcessor):
 
 
 class _StopsAfter(StoppingCriteria):
-    """Stops at a length, or at a token that depends on it."""
+    """Stops at a length; of a kind that generate does not know."""
 
     def __init__(self, length):
         self.length = length
@@ -92,26 +92,6 @@ class _StopsAfter(StoppingCriteria):
     def __call__(self, input_ids, scores, **kwargs):
         done = input_ids.shape[1] >= self.length
         return torch.full((len(input_ids),), done, dtype=torch.bool, device=input_ids.device)
-
-
-class Spoiled:
-    """A drafter that knows what will be written, and gets every third token wrong."""
-
-    def __init__(self, row):
-        self.row = row
-
-    def begin(self, ids):
-        self.n = len(ids)
-
-    def commit(self, tokens):
-        self.n += len(tokens)
-
-    def learn(self, draft, accepted):
-        pass
-
-    def draft(self, budget):
-        ahead = range(self.n, min(self.n + budget, self.n + 7, len(self.row)))
-        return Draft.chain([abs(self.row[i] - 1) if i % 3 == 2 else self.row[i] for i in ahead])
 
 
 def case(model, tokenizer, seed, number, features=FEATURES, longest=64) -> Case:

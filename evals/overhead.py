@@ -12,11 +12,11 @@ import time
 from dataclasses import dataclass
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from ..integration import warm
 from ..integration.attach import attached
 from ..lookup.config import LookupConfig
+from .toys import Knows, rnd
 
 _PROMPT = 128
 
@@ -80,23 +80,8 @@ def measure(pairs: int = 300, steps: int = 24, progress=None) -> Overhead:
 
 
 def _one_layer():
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=1024,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=4096,
-        initializer_range=0.5,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    model = LlamaForCausalLM(config).eval()
-    model.generation_config.eos_token_id = None
-    model.generation_config.pad_token_id = 0
-    return model
+    heads = dict(num_attention_heads=2, num_key_value_heads=2)
+    return rnd(vocab_size=1024, num_hidden_layers=1, max_position_embeddings=4096, **heads)
 
 
 def _timed(model, ids, steps):
@@ -114,21 +99,6 @@ def _timed(model, ids, steps):
 def _replayed(model, ids, steps, row):
     """Seconds around the forwards for each token, where all but a few are replayed."""
 
-    class Knows:
-        def begin(self, ids):
-            self.n = len(ids)
-
-        def commit(self, tokens):
-            self.n += len(tokens)
-
-        def learn(self, draft, accepted):
-            pass
-
-        def draft(self, budget):
-            from ..lookup.draft import Draft
-
-            return Draft.chain(row[self.n : self.n + min(budget, 64)])
-
-    with attached(model, drafter=lambda config: Knows()) as handle:
+    with attached(model, drafter=lambda config: Knows(row)) as handle:
         model.generate(ids, max_new_tokens=steps, do_sample=False)
     return (handle.last.seconds_around + handle.last.seconds_lookup) / steps

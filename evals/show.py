@@ -5,8 +5,6 @@ import os
 import sys
 from statistics import median
 
-import torch
-import transformers
 from rich import box
 from rich.console import Console
 from rich.progress import (
@@ -19,8 +17,6 @@ from rich.progress import (
 )
 from rich.table import Table
 from rich.text import Text
-
-import draftless
 
 from .demo import speed_up
 from .spans import spans
@@ -187,25 +183,26 @@ def output_text(prefill, pieces, marked) -> Text:
     return text
 
 
-def audit_report(console, found, again) -> None:
+def audit_report(console, found, machine, again) -> None:
     """Print what an audit found, fit to be pasted into a bug report.
 
     Parameters
     ----------
     console : rich.console.Console
     found : evals.audit.Report
+    machine : dict
+        As made by `demo.machine`.
     again : str
         The command that was run; `--only` is added for each difference.
     """
     ties = len(found.differences) - len(found.failures)
-    per_forward = found.tokens / found.forwards if found.forwards else 0.0
+    stats = found.stats
     lines = [
-        f"draftless {draftless.__version__}, transformers {transformers.__version__}, "
-        f"torch {torch.__version__}",
+        _machine_line(machine),
         again,
-        f"{found.runs} calls, {found.tokens} tokens, {per_forward:.2f} per forward, "
-        f"drafted {found.drafted}, accepted {found.accepted}",
-        *(f"plain: {count} x {reason}" for reason, count in sorted(found.plain.items())),
+        f"{found.runs} calls, {stats.tokens} tokens, {stats.tokens_per_forward:.2f} per forward, "
+        f"drafted {stats.drafted}, accepted {stats.accepted}",
+        *(f"plain: {count} x {reason}" for reason, count in sorted(stats.reasons.items())),
         f"{len(found.failures)} differences, {ties} ties decided by rounding",
     ]
     for one in found.differences:

@@ -1,12 +1,15 @@
-"""Two toy models that need no weights: one goes round a cycle, one repeats little.
+"""Toys to try things on: two models without weights, two drafters that know the output, a streamer.
 
-Drafts are accepted in long runs on the first and mostly rejected on the second: faults of
-stopping show on the first alone, faults of rolling back on the second. Weights are drawn
-with a large deviation: as initialised by default, many models repeat a token for ever.
+One model goes round a cycle, one repeats little. Drafts are accepted in long runs on the first and
+mostly rejected on the second: faults of stopping show on the first alone, faults of rolling back on
+the second. Weights are drawn with a large deviation: as initialised by default, many models repeat
+a token for ever.
 """
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
+
+from ..lookup.draft import Draft
 
 VOCABULARY = 64
 CYCLE = list(range(10, 19))
@@ -53,4 +56,60 @@ def ready(model):
     return model
 
 
+def redraw(model, deviation, seed):
+    """Draw every weight matrix of a model anew, with zero mean."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1 and parameter.is_floating_point():
+                parameter.normal_(std=deviation, generator=generator)
+
+
 TOYS = {"rnd": rnd, "cyc": cyc}
+
+
+class Knows:
+    """A drafter that knows the row which will be written, prompt included."""
+
+    width = 64
+
+    def __init__(self, row):
+        self.row = row
+
+    def begin(self, ids):
+        self.n = len(ids)
+
+    def commit(self, tokens):
+        self.n += len(tokens)
+
+    def learn(self, draft, accepted):
+        pass
+
+    def ahead(self, budget):
+        """Return the positions of the tokens to propose."""
+        return range(self.n, min(self.n + min(budget, self.width), len(self.row)))
+
+    def draft(self, budget):
+        return Draft.chain([self.row[i] for i in self.ahead(budget)])
+
+
+class Spoiled(Knows):
+    """The same, with every third token wrong: some of each draft is accepted, some rejected."""
+
+    width = 7
+
+    def draft(self, budget):
+        return Draft.chain([abs(self.row[i] - 1) if i % 3 == 2 else self.row[i] for i in self.ahead(budget)])
+
+
+class Hears:
+    """A streamer that notes what it is given."""
+
+    def __init__(self):
+        self.heard = []
+
+    def put(self, ids):
+        self.heard.append(ids.tolist())
+
+    def end(self):
+        self.heard.append("end")

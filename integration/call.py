@@ -241,10 +241,10 @@ class Call:
             except Exception as error:
                 self._ran_out(error, 1 + len(draft), before)
                 draft = draft.head(self._most_drafted)
-                continue
-            if outputs is None:
+            else:
+                if outputs is not None:
+                    return outputs
                 break
-            return outputs
         outputs = self._run(original, kwargs, width=1)
         if self._serving:
             self._cache.roll_back(0)

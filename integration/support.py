@@ -73,14 +73,20 @@ def reason_against_outputs(outputs, width, columns) -> str | None:
     """
     if outputs.logits.shape[1] != width:
         return f"the model gave logits for {outputs.logits.shape[1]} of {width} tokens"
-    for names, seen in ((_MAPS, (columns,)), (_CROSS_MAPS, None)):
-        for layer in _layers(outputs, names):
-            if layer.ndim != 4 or layer.shape[-2] != width or (seen and layer.shape[-1] not in seen):
-                return (
-                    f"the model's attention maps of {width} tokens, of shape {tuple(layer.shape)}, cannot be "
-                    "cut into those of one"
-                )
+    for layer in _layers(outputs, _MAPS + _CROSS_MAPS):
+        if layer.ndim != 4 or layer.shape[-2] != width:
+            return _uncuttable(layer, width)
+    for layer in _layers(outputs, _MAPS):
+        if layer.shape[-1] != columns:
+            return _uncuttable(layer, width)
     return None
+
+
+def _uncuttable(layer, width):
+    return (
+        f"the model's attention maps of {width} tokens, of shape {tuple(layer.shape)}, cannot be "
+        "cut into those of one"
+    )
 
 
 def _layers(outputs, names):

@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from toys import EAGER, NEW_TOKENS, PROMPT, cyc, rnd, run, spoiled
+from toys import EAGER, NEW_TOKENS, PROMPT, Knows, cyc, rnd, run, spoiled
 from transformers import LogitsProcessorList, pipeline
 
 import draftless
@@ -259,23 +259,14 @@ def test_a_drafter_of_the_users_own_is_made_for_every_call_and_hears_every_token
 def test_a_drafter_that_proposes_too_much_or_a_tree_is_cut():
     plain = run(cyc())[0].tolist()
 
-    class Wild:
-        def begin(self, ids):
-            self.n = len(ids)
-
-        def commit(self, tokens):
-            self.n += len(tokens)
-
-        def learn(self, draft, accepted):
-            pass
-
+    class Wild(Knows):
         def draft(self, budget):
-            chain = draftless.Draft.chain([*plain[self.n :], *[10] * 500])
+            chain = draftless.Draft.chain([*self.row[self.n :], *[10] * 500])
             chain.parents[3:] = 0
             return chain
 
     model = cyc()
-    handle = draftless.attach(model, drafter=lambda config: Wild())
+    handle = draftless.attach(model, drafter=lambda config: Wild(plain))
     assert run(model)[0].tolist() == plain
     assert len(handle.last.drafted_at) == 3
 

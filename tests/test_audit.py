@@ -22,8 +22,9 @@ def test_nothing_is_found_on_a_toy(make):
     report = audit.audit(make(), n=40, seed=seed, longest=48)
     again = f"draftless audit --model toy-{make.__name__} --seed {seed} --only ..."
     assert not report.failures, (again, report.failures)
-    assert report.runs == 40 and report.accepted > 50 and report.drafted - report.accepted > 50
-    assert report.plain == {}
+    assert report.runs == 40
+    assert report.stats.accepted > 50 and report.stats.drafted - report.stats.accepted > 50
+    assert report.stats.reasons == {}
 
 
 def forgets_to_roll_back(monkeypatch):
@@ -64,7 +65,7 @@ def test_a_planted_fault_is_noticed_before_the_first_draft(fault, monkeypatch):
     fault(monkeypatch)
     report = audit.audit(rnd(), n=12, seed=0, longest=40, features=("padding",))
     assert not report.failures
-    assert report.plain and report.drafted == 0
+    assert report.stats.reasons and report.stats.drafted == 0
 
 
 def test_a_call_is_made_from_its_seed_and_number_alone():

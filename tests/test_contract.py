@@ -12,6 +12,7 @@ from toys import (
     PROMPT,
     ROLLS_WINDOWS,
     VOCABULARY,
+    Hears,
     compare,
     cyc,
     ready,
@@ -216,17 +217,6 @@ def test_4_nothing_is_drafted_past_max_length_or_the_models_positions():
 
 
 # 5: streaming
-
-
-class Hears:
-    def __init__(self):
-        self.heard = []
-
-    def put(self, ids):
-        self.heard.append(ids.tolist())
-
-    def end(self):
-        self.heard.append("end")
 
 
 def test_5_a_streamer_hears_what_it_hears_from_plain(toy, do_sample):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from toys import CACHE, OLD, PROMPT, VOCABULARY, compare, cyc, ready, rnd
+from toys import CACHE, OLD, PROMPT, VOCABULARY, compare, cyc, ready, redraw, rnd
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
@@ -20,11 +20,7 @@ HEADS = dict(encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_d
 
 
 def redrawn(model, std=0.5):
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(std=std, generator=generator)
+    redraw(model, std, seed=5)
     settings = ready(model).generation_config
     settings.forced_bos_token_id = settings.forced_eos_token_id = None
     return model

@@ -5,8 +5,8 @@
 
 import pytest
 import torch
-from test_contract import LETTERS, Counts, Hears, spelling
-from toys import CACHE, EAGER, NEW_TOKENS, OLD, PROMPT, cyc, rnd, run, sequences
+from test_contract import LETTERS, Counts, spelling
+from toys import CACHE, EAGER, NEW_TOKENS, OLD, PROMPT, Hears, cyc, ready, redraw, rnd, run, sequences
 from transformers import DynamicCache, LlavaConfig, LlavaForConditionalGeneration
 
 import draftless
@@ -115,12 +115,8 @@ def llava():
         vision_feature_select_strategy="default",
         vision_feature_layer=-1,
     )
-    model = LlavaForConditionalGeneration(config).eval()
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            torch.nn.init.normal_(parameter, std=0.4)
-    model.generation_config.eos_token_id = None
-    model.generation_config.pad_token_id = 0
+    model = ready(LlavaForConditionalGeneration(config))
+    redraw(model, 0.4, seed=0)
     return model
 
 

@@ -11,7 +11,17 @@ import torch
 import transformers
 
 import draftless
-from draftless.evals.toys import CYCLE, TOYS, VOCABULARY, cyc, ready, rnd  # noqa: F401
+from draftless.evals.toys import (  # noqa: F401
+    CYCLE,
+    TOYS,
+    VOCABULARY,
+    Hears,
+    Knows,
+    cyc,
+    ready,
+    redraw,
+    rnd,
+)
 
 PROMPT = torch.tensor([CYCLE * 2 + CYCLE[:2]])
 NEW_TOKENS = 30
