@@ -68,7 +68,14 @@ class Call:
     config : LookupConfig
     arguments : dict
         Those of `generate` that decide whether it can be served: see `support.reason_at_start`.
+
+    Attributes
+    ----------
+    late : bool
+        Whether it began after its `generate` and has not ended: see `Hooks._logits_processor`.
     """
+
+    late = False
 
     def __init__(self, hooks, speculation, config, arguments):
         self.hooks = hooks
@@ -443,12 +450,15 @@ class Watched(StoppingCriteriaList):
     def __init__(self, criteria, call):
         super().__init__(criteria)
         self._call = call
+        self.when_done = None
 
     def __call__(self, input_ids, scores, **kwargs):
         self._call.committed(input_ids)
         done = super().__call__(input_ids, scores, **kwargs)
         if all(done.tolist()):
             self._call.end_loop()
+            if self.when_done is not None:
+                self.when_done()
         return done
 
 

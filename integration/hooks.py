@@ -1,4 +1,4 @@
-"""The only file that changes a model: five of its methods are wrapped, and a pickle is kept plain.
+"""The only file that changes a model: some of its methods are wrapped, and a pickle is kept plain.
 
 Wrappers are attributes of the one model object, never of its class. They keep the
 signature, hold the model weakly, and do nothing but ask which call, if any, is running
@@ -18,10 +18,11 @@ import torch
 
 from . import cache as caches
 from . import versions
-from .call import Call
+from .call import Call, Watched
 from .handle import checked_config
 
 _RUNNING = contextvars.ContextVar("draftless_call", default=None)
+_GIVEN = contextvars.ContextVar("draftless_given", default=None)  # see Hooks._note_arguments
 _LOCK = threading.RLock()
 _HOOKED = weakref.WeakKeyDictionary()  # model -> Hooks
 _ABSENT = object()
@@ -94,6 +95,11 @@ class Hooks:
         }.items():
             if hasattr(model, name):
                 self._wrap(model, name, enter, self._mine)
+        for name, enter in {
+            "_extract_generation_mode_kwargs": self._note_arguments,
+            "_get_logits_processor": self._logits_processor,
+        }.items():
+            self._wrap(model, name, enter, self._call_to_come)
         self._wrap(model, "_replicate_for_data_parallel", self._replicate)
         self._put(model, "__reduce_ex__", functools.partial(self._reduce, self.model))
 
@@ -181,6 +187,53 @@ class Hooks:
             _RUNNING.reset(before)
             self._end(call, ended)
 
+    # -- a call whose `generate` was looked up before it was wrapped --------------------------------
+    #
+    # model.generate(..., logits_processor=[LookupProcessor(model)]): Python finds `generate` first, and
+    # makes the processor after. Such a call begins where the loop's processors are gathered. It ends with
+    # its loop, or with the frames of a loop that failed, which alone hold its criteria.
+
+    def _call_to_come(self):
+        """Whether such a call may begin, answered as `_wrap` asks: None where a wrapped `generate` runs."""
+        wrapped = _RUNNING.get() is PLAIN or self._mine() is not None and not self._mine().late
+        return _ABSENT if self.processors and not wrapped else None
+
+    @staticmethod
+    def _note_arguments(_, original, args, kwargs):
+        names = ("custom_generate", "kwargs", "synced_gpus", "assistant_model")
+        _GIVEN.set({**dict(zip(names, args)), **kwargs})
+        return original(*args, **kwargs)
+
+    def _logits_processor(self, _, original, args, kwargs):
+        processors = original(*args, **kwargs)
+        speculation = self._processor_in((), kwargs)
+        left = self._mine()
+        if left is not None:  # by a loop that failed, whose frames someone keeps
+            self._end_late(left, False)
+        if speculation is not None:
+            given = {**(_GIVEN.get() or {}), "inputs": kwargs.get("encoder_input_ids")}
+            call = Call(self, speculation, speculation.config, _arguments(self.model(), (), given))
+            call.late, call.before = True, _RUNNING.get()
+            _RUNNING.set(call)
+            with _LOCK:
+                self._calls += 1
+        _GIVEN.set(None)
+        return processors
+
+    def _watch_late(self, call, criteria):
+        left = weakref.finalize(criteria, self._end_late, call, False)
+        left.atexit = False
+        if isinstance(criteria, Watched):
+            criteria.when_done = lambda: left.detach() and self._end_late(call, True)
+
+    def _end_late(self, call, ended):
+        if not call.late:
+            return
+        call.late = False
+        if _RUNNING.get() is call:
+            _RUNNING.set(call.before)
+        self._end(call, ended)
+
     def _end(self, call, ended):
         try:
             call.close(ended)
@@ -221,8 +274,16 @@ class Hooks:
 
     @staticmethod
     def _stopping_criteria(call, original, args, kwargs):
-        criteria = original(*args, **kwargs)
-        return call.plan(args[0] if args else kwargs["generation_config"], criteria)
+        config = args[0] if args else kwargs["generation_config"]
+        if not call.late:
+            return call.plan(config, original(*args, **kwargs))
+        try:
+            criteria = call.plan(config, original(*args, **kwargs))
+        except BaseException:
+            call.hooks._end_late(call, False)
+            raise
+        call.hooks._watch_late(call, criteria)
+        return criteria
 
     @staticmethod
     def _compiled_call(call, original, args, kwargs):

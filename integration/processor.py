@@ -41,8 +41,7 @@ class LookupProcessor(Speculation, LogitsProcessor):
         if call is not PLAIN and (call is None or call.speculation is not self):
             self.say_once(
                 "LookupProcessor has no effect here: pass it in logits_processor=[...] to generate of the "
-                "model that it was made for, before it is closed; make it before the call, since "
-                "model.generate(..., logits_processor=[LookupProcessor(model)]) looks generate up first"
+                "model that it was made for, before it is closed"
             )
         return scores
 

@@ -10,6 +10,7 @@ from toys import EAGER, NEW_TOKENS, PROMPT, Knows, cyc, rnd, run, spoiled
 from transformers import LogitsProcessorList, pipeline
 
 import draftless
+from draftless.integration.hooks import running_call
 
 WRAPPED = {"generate", "forward", "prepare_inputs_for_generation"}
 
@@ -186,6 +187,104 @@ def test_a_processor_is_found_however_it_is_passed(how):
             logits_processor=LogitsProcessorList([processor]) if how == "processor list" else [processor],
         )
     assert processor.last.accepted > 5
+
+
+class Telling(draftless.LookupProcessor):
+    """A processor that leaves the statistics of its calls in a list, for when it is gone."""
+
+    def __init__(self, model, calls, drafter=None):
+        super().__init__(model, EAGER, drafter=drafter)
+        self.calls = calls
+
+    def ended(self, call):
+        self.calls.append(call)
+        super().ended(call)
+
+
+def inline(model, calls, *, others=(), drafter=None, **options):
+    """Run `generate`, found before the processor is made, as in one line of code."""
+    options = {"max_new_tokens": NEW_TOKENS, "do_sample": False, **options}
+    assert not is_wrapped(model)
+    return model.generate(PROMPT, logits_processor=[Telling(model, calls, drafter), *others], **options)
+
+
+def test_a_processor_made_within_the_call_speculates_and_is_gone_after(toy, do_sample):
+    plain = run(toy(), do_sample=do_sample)
+    model, calls = toy(), []
+    torch.manual_seed(1)
+    drafter = spoiled(plain[0])
+    assert inline(model, calls, drafter=drafter, do_sample=do_sample).tolist() == plain.tolist()
+    assert [call.reason for call in calls] == [None]
+    assert calls[0].accepted >= 5 and calls[0].drafted > calls[0].accepted
+    gc.collect()
+    assert not is_wrapped(model) and running_call() is None
+    assert run(model).tolist() == run(toy()).tolist()
+
+
+def test_a_processor_made_within_the_call_rolls_the_cache_back():
+    plain = run(cyc())
+    for length in range(1, 12):
+        out = inline(
+            cyc(), [], drafter=spoiled(plain[0]), max_new_tokens=length, return_dict_in_generate=True
+        )
+        cache = out.get("cache", out.get("past_key_values"))
+        assert cache.get_seq_length() == PROMPT.shape[1] + length - 1
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["exception forgotten", "exception kept"])
+def test_a_processor_made_within_the_call_leaves_nothing_after_an_exception(kept):
+    plain = run(cyc())
+    model, calls, errors = cyc(), [], []
+
+    def fails(ids, scores):
+        if ids.shape[1] > PROMPT.shape[1] + 9:
+            raise KeyboardInterrupt
+        return scores
+
+    try:
+        inline(model, calls, others=[fails])
+    except KeyboardInterrupt as error:
+        if kept:
+            errors.append(error)
+    gc.collect()
+    assert len(calls) == (0 if kept else 1)
+    assert kept or (not is_wrapped(model) and running_call() is None)
+    assert model(PROMPT).logits.shape[1] == PROMPT.shape[1]
+    assert run(model).tolist() == plain.tolist()
+    assert (
+        model.generate(
+            PROMPT, max_new_tokens=NEW_TOKENS, do_sample=False, logits_processor=[Telling(model, calls)]
+        ).tolist()
+        == plain.tolist()
+    )
+    assert calls[-1].accepted > 5
+    errors.clear()
+    gc.collect()
+    assert len(calls) == 2
+    assert not is_wrapped(model) and running_call() is None
+
+
+def test_a_processor_made_within_a_call_that_cannot_be_served_says_why_and_nothing_else(recwarn):
+    model, calls = cyc(), []
+    plain = cyc().generate(PROMPT, max_new_tokens=8, num_beams=2, do_sample=False)
+    assert inline(model, calls, max_new_tokens=8, num_beams=2).tolist() == plain.tolist()
+    said = [str(one.message) for one in recwarn if one.category is draftless.DraftlessWarning]
+    assert len(said) == 1 and "beam search" in said[0]
+    assert "beam search" in calls[0].reason and not is_wrapped(model) and running_call() is None
+
+
+def test_processors_made_within_calls_of_two_models_do_not_disturb_each_other():
+    plain, other = run(cyc()), run(rnd())
+    outer, inner, calls, seen = cyc(), rnd(), [], []
+
+    def asks(ids, scores):
+        if len(seen) < 3:
+            seen.append(inline(inner, calls).tolist())
+        return scores
+
+    assert inline(outer, calls, others=[asks]).tolist() == plain.tolist()
+    assert seen == [other.tolist()] * 3
+    assert len(calls) == 4 and calls[-1].accepted > 5
 
 
 def test_a_processor_rolls_the_cache_back_at_the_end_of_its_call():
