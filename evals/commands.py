@@ -279,3 +279,32 @@ def step(pairs, steps, threads):
     with show.progress(pairs + 1) as tick:
         measured = overhead.measure(pairs, steps, lambda: tick("pair of runs"))
     show.stdout_console().print(show.overhead_table(measured))
+
+
+@bench.command()
+@click.option(
+    "--model", metavar="PATH_OR_ID", help="A causal language model.  [default: SmolLM2-135M-Instruct]"
+)
+@click.option("--n", type=click.IntRange(min=1), default=200, show_default=True, help="Prompts.")
+@click.option(
+    "--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of the prompts."
+)
+@click.option(
+    "--max-new-tokens", type=click.IntRange(min=2), default=48, show_default=True, help="An answer."
+)
+@_loading
+def rounding(model, n, seed, max_new_tokens, threads, dtype, device):
+    """How often rounding forks an answer: in another batch width, with draftless; greedy.
+
+    Run it with --dtype bfloat16: in float32 forks are too rare to count.
+    """
+    from . import demo, show
+    from . import rounding as forks
+
+    with _explained(f"cannot load {model or 'the default model'}"):
+        loaded, tokenizer = _load(model, dtype, device, threads)
+    if tokenizer is None:
+        raise CannotStart("this measure needs a model with a tokenizer; found a toy")
+    with show.progress(n) as tick:
+        found = forks.measure(loaded, tokenizer, n, seed, max_new_tokens, tick)
+    show.stdout_console().print(show.rounding_table(found, demo.machine(loaded)))

@@ -240,3 +240,24 @@ def overhead_table(measured) -> Table:
     found.add_row("    of it in the drafter", f"{measured.lookup_us:.0f}")
     found.add_row("a replayed step, the loop's own work included", f"{measured.replayed_us:.0f}")
     return found
+
+
+def rounding_table(found, machine) -> Table:
+    """Return what `rounding.measure` found as a table."""
+    made = Table(
+        box=box.SIMPLE_HEAD,
+        title=f"{found.prompts} prompts, {found.tokens} tokens",
+        caption=_machine_line(machine),
+    )
+    made.add_column("what")
+    made.add_column("count", justify="right")
+    made.add_column("of", justify="right")
+    prompts, positions = str(found.prompts), str(found.positions)
+    made.add_row("answers of plain that differ in a batch of two", str(found.batch_forks), prompts)
+    made.add_row("answers with draftless that differ from plain's", str(found.our_forks), prompts)
+    made.add_row(
+        "positions where a forward of several tokens prefers another", str(found.wide_flips), positions
+    )
+    made.add_row("positions whose best two lie closer than rounding", str(found.near), positions)
+    made.add_row("flips left when those are computed again at width 1", str(found.flips_after), positions)
+    return made

@@ -17,11 +17,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import draftless
 from draftless.evals import cli as script
-from draftless.evals import default_model, demo
+from draftless.evals import default_model, demo, rounding
 from draftless.evals.commands import cli
 from draftless.evals.show import output_text
 from draftless.evals.spans import spans
 from draftless.evals.tasks import Task, tasks
+from draftless.integration import versions
 from draftless.integration.hooks import hooks_of
 
 CHATML = (
@@ -414,3 +415,35 @@ def test_the_default_model_answers_and_ends():
     inputs = Task("t", "What is the capital of France?").encode(tokenizer)
     ids = model.generate(**inputs, max_new_tokens=20, do_sample=False)[0]
     assert tokenizer.decode(ids).endswith("<|im_start|>assistant\nThe capital of France is Paris.<|im_end|>")
+
+
+# -- how often rounding forks --------------------------------------------------------------------------
+
+
+def test_forks_are_counted_where_numbers_are_coarse_and_none_where_they_are_fine(folder):
+    coarse, fine = (
+        rounding.measure(*default_model.load(folder, dtype), n=6, longest=16)
+        for dtype in ("bfloat16", "float32")
+    )
+    assert fine.prompts == 6 and fine.tokens == 96 and fine.positions == 6 * 15
+    assert (fine.batch_forks, fine.our_forks, fine.wide_flips, fine.flips_after) == (0, 0, 0, 0)
+    assert coarse.near > fine.near == 0
+
+
+def test_a_second_look_leaves_the_cache_as_it_was(folder):
+    model, _ = default_model.load(folder)
+    row = torch.arange(5, 25)[None]
+    with torch.no_grad():
+        whole = model(row, use_cache=True)
+        held = versions.cache_of(whole)
+        alone = rounding._alone(model, row, 12, held)
+        assert held.get_seq_length() == 20
+        assert torch.allclose(alone, whole.logits[0, 12], atol=1e-5)
+        assert not torch.allclose(alone, whole.logits[0, 13], atol=1e-2)
+
+
+def test_the_rounding_command_makes_a_table_and_refuses_a_toy(folder):
+    arguments = ["bench", "rounding", "--n", "1", "--max-new-tokens", "4", "--dtype", "bfloat16", "--model"]
+    ran = CliRunner().invoke(cli, [*arguments, str(folder)])
+    assert ran.exit_code == 0 and "computed again at width 1" in ran.stdout
+    assert CliRunner().invoke(cli, [*arguments, "toy-rnd"]).exit_code == 2
