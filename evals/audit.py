@@ -15,8 +15,8 @@ from ..integration import versions
 from ..integration.attach import attached
 from ..integration.handle import DraftlessWarning
 from ..integration.stats import Stats
-from .forks import Fork, judged
-from .fuzz import FEATURES, case
+from .forks import Fork, judged, rounding
+from .fuzz import FEATURES, OUTPUTS, case
 from .toys import Hears
 
 __all__ = ["FEATURES", "Difference", "Report", "audit"]
@@ -31,7 +31,9 @@ class Difference:
     number : int
         Which call: `--only` repeats it.
     what : str
-        "tokens", or what else differs: "streamer", "cache", "random state", "an error".
+        "tokens", or what else differs: "streamer", "cache", "random state", "an error", "outputs"
+        (how many there are, and their shapes), "logits", "next turn" (logits of a forward over the
+        returned cache).
     found, expected : str
     fork : Fork or None
         For tokens: where, and how close plain's choice was.
@@ -122,9 +124,9 @@ def _compare(model, made, number, report):
         warnings.simplefilter("ignore", DraftlessWarning)
         ours = _outcome(model, made)
     report.stats.add(handle.last)
-    for what in ("error", "row", "heard", "entries", "state"):
+    for what in _NAMES:
         expected, found = getattr(plain, what), getattr(ours, what)
-        if expected == found:
+        if _agree(model, made, plain.row, expected, found):
             continue
         fork = None
         if what == "row":
@@ -141,7 +143,11 @@ _NAMES = {
     "heard": "streamer",
     "entries": "cache",
     "state": "random state",
+    "shapes": "outputs",
+    "logits": "logits",
+    "next_turn": "next turn",
 }
+_FURTHER = 8  # positions in the middle may round more than the last, where it is measured
 
 
 @dataclass
@@ -150,6 +156,9 @@ class _Outcome:
     heard: list = field(default_factory=list)
     entries: int | None = None
     state: float | None = None
+    shapes: list = field(default_factory=list)
+    logits: torch.Tensor | None = None
+    next_turn: torch.Tensor | None = None
     error: str | None = None
 
 
@@ -158,16 +167,42 @@ def _outcome(model, made):
     result = _Outcome()
     try:
         out = made.generate(model, streamer=streamer)
+        result.state = torch.rand([], device=model.device).item()
+        cache = versions.cache_of(out)
+        if cache is not None:
+            result.entries = int(cache.get_seq_length())
+            result.next_turn = _next_turn(model, out.sequences, cache)
     except Exception as error:  # plain must raise it too
         result.error = f"{type(error).__name__}: {error}"
         return result
     result.row = out.sequences[0].tolist()
     result.heard = streamer.heard if streamer else []
-    cache = versions.cache_of(out)
-    if cache is not None:
-        result.entries = int(cache.get_seq_length())
-    result.state = torch.rand([]).item()
+    result.shapes = [(name, _shapes(out[name])) for name in OUTPUTS if out.get(name) is not None]
+    if out.get("logits") is not None:
+        result.logits = torch.cat(out.logits)
     return result
+
+
+@torch.no_grad()
+def _next_turn(model, row, cache):
+    """Logits of the next turn's first forward, over the cache that `generate` returned."""
+    token = row[:, int(cache.get_seq_length()) :][:, :1]
+    return model(token, **{versions.CACHE: cache}, use_cache=True).logits[0] if token.shape[1] else None
+
+
+def _shapes(value):
+    return list(value.shape) if isinstance(value, torch.Tensor) else [_shapes(one) for one in value]
+
+
+def _agree(model, made, row, expected, found):
+    """Whether two outcomes are equal; logits, whether they lie as close together as the model rounds."""
+    if not (isinstance(expected, torch.Tensor) and isinstance(found, torch.Tensor)):
+        return expected is found or (type(expected) is type(found) and expected == found)
+    if expected.shape != found.shape:
+        return False
+    expected, found = (torch.nan_to_num(x.double(), posinf=0.0, neginf=0.0) for x in (expected, found))
+    apart = float((expected - found).abs().max())
+    return apart == 0 or apart <= _FURTHER * rounding(model, made, row)
 
 
 def _short(value):

@@ -11,7 +11,7 @@ import rich  # noqa: F401  (missing: `cli.py` says what to install)
 
 import draftless
 
-FEATURES = ("sampling", "processors", "stops", "padding", "cache", "streamer")
+FEATURES = ("sampling", "processors", "stops", "padding", "cache", "streamer", "outputs")
 TASKS = ("edit", "summary", "quote", "story")
 
 
@@ -196,9 +196,10 @@ def _demo(model, tokenizer, tasks, settings, json_file, name):
 def audit(model, n, seed, features, longest, only, threads, dtype, device, json_file):
     """Compare random calls of generate with and without draftless.
 
-    Prompts, lengths, sampling, processors, stops, padding, filled caches and streamers are drawn
-    from the seed. Where tokens differ, plain's top two scores must lie closer than the model
-    rounds there. Exit code 1 if one difference is more than such a tie, 2 if the run could not start.
+    Prompts, lengths, sampling, processors, stops, padding, filled caches, streamers and outputs are
+    drawn from the seed; a next turn over the returned cache is compared, too. Where tokens differ,
+    plain's top two scores must lie closer than the model rounds there. Exit code 1 if one difference
+    is more than such a tie, 2 if the run could not start.
     """
     import torch
 

@@ -56,9 +56,9 @@ def judged(model, made, expected, found) -> Fork:
     tokens = [row[at] if at < len(row) else None for row in (expected, found)]
     if at < made.ids.shape[1]:
         return Fork(at, *tokens, float("inf"), float("inf"), 0.0)
-    (gap, behind), rounding = _gaps(model, made, at, tokens[1]), _rounding(model, made, expected[:at])
-    follows = behind > rounding and _follows(model, made, at, rounding / 2, tokens[1])
-    return Fork(at, *tokens, gap, behind, rounding, follows)
+    (gap, behind), moves = _gaps(model, made, at, tokens[1]), rounding(model, made, expected[:at])
+    follows = behind > moves and _follows(model, made, at, moves / 2, tokens[1])
+    return Fork(at, *tokens, gap, behind, moves, follows)
 
 
 def _follows(model, made, at, most, ours):
@@ -103,7 +103,8 @@ def _gaps(model, made, at, ours):
 
 
 @torch.no_grad()
-def _rounding(model, made, prefix):
+def rounding(model, made, prefix):
+    """How far two scores after these ids move against each other when the ids are fed in other pieces."""
     ids, start = torch.tensor([prefix], device=model.device), made.ids.shape[1]
     given = made.options.get("attention_mask")
     if given is not None:

@@ -12,6 +12,8 @@ from .commands import FEATURES
 from .tasks import tasks
 from .toys import Spoiled
 
+OUTPUTS = ("scores", "logits", "hidden_states")
+
 
 @dataclass
 class Case:
@@ -221,11 +223,23 @@ def _add_cache(dice, made, words, tokenizer, model):
     made.said["cache"] = f"holds the first {made.filled}"
 
 
+def _add_outputs(dice, made, words, tokenizer, model):
+    made.options.update(output_logits=True, output_scores=True, output_hidden_states=True)
+
+
 def _add_streamer(dice, made, words, tokenizer, model):
     made.streams = True
 
 
-_OFTEN = {"sampling": 0.5, "processors": 0.4, "stops": 0.4, "padding": 0.25, "cache": 0.2, "streamer": 0.3}
+_OFTEN = {
+    "sampling": 0.5,
+    "processors": 0.4,
+    "stops": 0.4,
+    "padding": 0.25,
+    "cache": 0.2,
+    "streamer": 0.3,
+    "outputs": 0.2,
+}
 _ADDS = {
     "sampling": _add_sampling,
     "processors": _add_processors,
@@ -233,4 +247,5 @@ _ADDS = {
     "padding": _add_padding,
     "cache": _add_cache,
     "streamer": _add_streamer,
+    "outputs": _add_outputs,
 }

@@ -5,7 +5,8 @@ import json
 import pytest
 from toys import OLD, TOYS, rnd
 
-from draftless.integration import cache, hooks, versions
+from draftless.integration import cache, hooks, support, versions
+from draftless.integration import call as one_call
 
 pytest.importorskip("click")
 from click.testing import CliRunner  # noqa: E402
@@ -87,12 +88,13 @@ def test_every_feature_occurs_and_can_be_left_out():
     calls = [case(rnd(), None, 0, number) for number in range(200)]
     assert {call.options["do_sample"] for call in calls} == {False, True}
     assert any(call.filled for call in calls) and any(call.streams for call in calls)
+    assert any("output_logits" in call.options for call in calls)
     assert any("attention_mask" in call.options for call in calls) and any(call.stateful for call in calls)
     assert any("eos_token_id" in call.options for call in calls) and any(call.stops_after for call in calls)
     for call in (case(rnd(), None, 0, number, features=()) for number in range(50)):
         assert set(call.options) == {"max_new_tokens", "do_sample"}
         assert not (call.filled or call.streams or call.stateful or call.stops_after)
-    assert set(FEATURES) == {"sampling", "processors", "stops", "padding", "cache", "streamer"}
+    assert set(FEATURES) == {"sampling", "processors", "stops", "padding", "cache", "streamer", "outputs"}
 
 
 @pytest.mark.parametrize("features", [(), ("sampling",)])
@@ -183,3 +185,52 @@ def test_the_page_counts_and_names_every_class():
     assert "- 1 served with drafts" in page and "- 1 run plainly" in page
     assert "| AForCausalLM | served | 7 / 9 | yes |  |" in page
     assert "| BForCausalLM | plain |  | no | no \\| rollback |" in page
+
+
+def scribbles_in_the_cache(monkeypatch):
+    """Tokens stay as they are: what the call leaves is wrong."""
+
+    def end_loop(self):
+        whole(self)
+        if self._cache is not None and self._serving and self.stats.tokens > 1:
+            self._cache.cache.layers[0].values[:, :, 3] += 0.5
+
+    whole = one_call.Call.end_loop
+    monkeypatch.setattr(one_call.Call, "end_loop", end_loop)
+
+
+def hands_out_the_neighbours_logits(monkeypatch):
+    """By so little that no token changes."""
+
+    def node_of(outputs, at, grows=True):
+        one = whole(outputs, at, grows)
+        one["logits"] = one["logits"] + 0.01
+        return one
+
+    whole = support.node_of
+    monkeypatch.setattr(support, "node_of", node_of)
+
+
+def leaves_out_hidden_states(monkeypatch):
+    def shortened(outputs, at, grows=True):
+        one = whole(outputs, at, grows)
+        if one.get("hidden_states") is not None:
+            one["hidden_states"] = one["hidden_states"][1:]
+        return one
+
+    whole = support.node_of
+    monkeypatch.setattr(support, "node_of", shortened)
+
+
+LEFT = {
+    scribbles_in_the_cache: "next turn",
+    hands_out_the_neighbours_logits: "logits",
+    leaves_out_hidden_states: "outputs",
+}
+
+
+@pytest.mark.parametrize("fault", LEFT)
+def test_a_fault_that_changes_no_token_is_found(fault, monkeypatch):
+    fault(monkeypatch)
+    found = audit.audit(rnd(), n=25, seed=0, features=("outputs",)).failures
+    assert {one.what for one in found} == {LEFT[fault]}
