@@ -25,6 +25,7 @@ _RUNNING = contextvars.ContextVar("draftless_call", default=None)
 _GIVEN = contextvars.ContextVar("draftless_given", default=None)  # see Hooks._note_arguments
 _LOCK = threading.RLock()
 _HOOKED = weakref.WeakKeyDictionary()  # model -> Hooks
+_PROBED = weakref.WeakKeyDictionary()  # model -> reasons by probe; hooks may live for one call only
 _ABSENT = object()
 PLAIN = object()  # in the place of a call: `lookup=False`
 _PLACEHOLDERS = ("image", "video", "audio", "vision", "speech")
@@ -60,7 +61,8 @@ class Hooks:
         self._calls = 0
         self._replaced = {}
         self._wrappers = {}
-        self._probed = {}
+        replaced = vars(model).keys() & {"forward", "prepare_inputs_for_generation"}
+        self._probed = {} if replaced else _PROBED.setdefault(model, {})
         self._vocabulary, self._no_words = _ids_to_avoid(model)
         self.positions = _positions(model)
 
@@ -309,14 +311,18 @@ class Hooks:
 
     def is_probed(self, cache) -> bool:
         """Whether `reason_by_probe` has been answered for this kind of cache."""
-        return caches.kind(cache) in self._probed
+        return self._kind(cache) in self._probed
 
     def reason_by_probe(self, prepare, ids, kwargs) -> str | None:
         """Return why wide forwards of this model cannot be trusted, None if they can; found out once."""
-        kind = caches.kind(versions.cache_of(kwargs))
+        kind = self._kind(versions.cache_of(kwargs))
         if kind not in self._probed:
             self._probed[kind] = caches.probe(self.model(), prepare, self.own_forward, ids, kwargs)
         return self._probed[kind]
+
+    def _kind(self, cache):
+        model = self.model()
+        return (caches.kind(cache), model.dtype, getattr(model.config, "_attn_implementation", None))
 
 
 def _arguments(model, args, kwargs):

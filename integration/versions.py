@@ -69,6 +69,11 @@ def lengthened(model, kwargs, n):
     encoder_decoder = model.config.is_encoder_decoder
     if TOLD_WIDTH:
         longer = grow(outputs, longer, is_encoder_decoder=encoder_decoder, num_new_tokens=n)
+        types = kwargs.get("token_type_ids")
+        if types is not None:  # one by one every new token gets the last one's type; n at once get the last n
+            longer["token_type_ids"] = torch.cat(
+                [types, types[..., -1:].expand(*types.shape[:-1], n)], dim=-1
+            )
         longer["next_sequence_length"] = n + 1
         return longer
     for _ in range(n):

@@ -221,6 +221,33 @@ def test_a_processor_made_within_the_call_speculates_and_is_gone_after(toy, do_s
     assert run(model).tolist() == run(toy()).tolist()
 
 
+def test_a_model_is_tried_once_however_many_processors_it_is_given():
+    model, calls, forwards = cyc(), [], []
+    model.model.register_forward_hook(lambda *_: forwards.append(1))
+    inline(model, calls)
+    tried = len(forwards)
+    inline(model, calls)
+    assert calls[0].forwards == calls[1].forwards == len(forwards) - tried < tried
+
+
+def test_a_model_whose_forward_is_replaced_is_tried_anew():
+    model, calls = cyc(), []
+    inline(model, calls)
+    whole = model.forward
+
+    def shifted(*args, cache=None, past_key_values=None, **kwargs):
+        given = {"cache": cache, "past_key_values": past_key_values}
+        out = whole(*args, **{name: value for name, value in given.items() if value is not None}, **kwargs)
+        if out.logits.shape[1] > 1:
+            out.logits = out.logits.roll(1, dims=-1)
+        return out
+
+    model.forward = shifted
+    with pytest.warns(draftless.DraftlessWarning, match="other logits"):
+        inline(model, calls)
+    assert calls[-1].reason is not None
+
+
 def test_a_processor_made_within_the_call_rolls_the_cache_back():
     plain = run(cyc())
     for length in range(1, 12):
@@ -434,7 +461,7 @@ def test_statistics_print_readably():
 # wrapped models
 
 
-def test_a_pipeline():
+def test_12_a_pipeline():
     from test_contract import spelling
 
     def texts(**speculation):
@@ -449,7 +476,7 @@ def test_a_pipeline():
     assert ours == plain and handle.last.accepted > 5
 
 
-def test_a_peft_adapter():
+def test_12_a_peft_adapter():
     peft = pytest.importorskip("peft")
 
     def adapted():
@@ -470,7 +497,7 @@ def test_a_peft_adapter():
         assert handle.last.accepted >= 5 and handle.last.reason is None
 
 
-def test_a_compiled_module_around_the_model():
+def test_12_a_compiled_module_around_the_model():
     model = torch.compile(cyc(), backend="eager")
     handle = draftless.attach(model, EAGER)
     assert (
@@ -480,7 +507,7 @@ def test_a_compiled_module_around_the_model():
     assert handle.last.accepted > 5
 
 
-def test_a_model_compiled_in_place_runs_plainly_and_says_so():
+def test_12_a_model_compiled_in_place_runs_plainly_and_says_so():
     model = cyc()
     model.compile(backend="eager")
     handle = draftless.attach(model, EAGER)
@@ -490,7 +517,7 @@ def test_a_model_compiled_in_place_runs_plainly_and_says_so():
     draftless.detach(model)
 
 
-def test_device_map():
+def test_12_device_map():
     pytest.importorskip("accelerate")
     from accelerate import dispatch_model
 

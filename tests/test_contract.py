@@ -385,6 +385,13 @@ def test_8_a_mask_with_holes(toy):
     compare(toy, attention_mask=mask, counts=False)
 
 
+def test_8_token_type_ids(do_sample):
+    types = (torch.arange(PROMPT.shape[1])[None] % 2) * 7  # GPT-2 looks them up among its words
+    plain = run(gpt2()).tolist()
+    assert run(gpt2(), token_type_ids=types).tolist() != plain
+    compare(gpt2, do_sample=do_sample, token_type_ids=types)
+
+
 def test_8_explicit_positions(toy, do_sample):
     positions = torch.arange(PROMPT.shape[1])[None] + 40
     compare(toy, position_ids=positions, do_sample=do_sample, counts=False)

@@ -32,7 +32,7 @@ def attached(make, **speculation):
     return model
 
 
-def test_the_same_call_three_times_and_two_prompts_in_turn(toy, do_sample):
+def test_11_the_same_call_three_times_and_two_prompts_in_turn(toy, do_sample):
     plain = [run(toy(), ids, do_sample=do_sample).tolist() for ids in (PROMPT, PROMPT, OTHER, PROMPT, OTHER)]
     model = attached(toy)
     assert [
@@ -69,7 +69,7 @@ class RaisesAt(LogitsProcessor, StoppingCriteria):
 @pytest.mark.parametrize("error", [Bang, KeyboardInterrupt])
 @pytest.mark.parametrize("where", ["logits_processor", "stopping_criteria", "streamer"])
 @pytest.mark.parametrize("n", [1, 2, 5, 12])
-def test_an_exception_in_the_middle(toy, where, n, error):
+def test_11_an_exception_in_the_middle(toy, where, n, error):
     plain = run(toy()).tolist()
     model, cache = attached(toy), DynamicCache()
     thrower = RaisesAt(n, error)
@@ -83,7 +83,7 @@ def test_an_exception_in_the_middle(toy, where, n, error):
 
 @pytest.mark.parametrize("at", [2, 3])
 @pytest.mark.parametrize("layer", [0, 1])
-def test_an_exception_in_a_forward_leaves_the_cache_as_before_it(toy, at, layer):
+def test_11_an_exception_in_a_forward_leaves_the_cache_as_before_it(toy, at, layer):
     model, cache, calls = attached(toy), DynamicCache(), []
     run(model)
     inner = model.model.layers[layer].mlp.forward
@@ -117,7 +117,7 @@ class Cramped(LlamaForCausalLM):
 
 @pytest.mark.parametrize("fits", [1, 2, 4, 5])
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("no"), RuntimeError("x: can't allocate memory: y")])
-def test_a_wide_forward_that_runs_out_of_memory_is_halved(toy, do_sample, fits, error, monkeypatch):
+def test_11_a_wide_forward_that_runs_out_of_memory_is_halved(toy, do_sample, fits, error, monkeypatch):
     monkeypatch.setattr(Cramped, "fits", fits)
     monkeypatch.setattr(Cramped, "error", error)
     plain = run(toy(), do_sample=do_sample)
@@ -137,7 +137,7 @@ def test_a_wide_forward_that_runs_out_of_memory_is_halved(toy, do_sample, fits, 
 
 @pytest.mark.parametrize("window", [None, 8, 25])
 @pytest.mark.parametrize("nth", [1, 2, 3, 4, 6, 9])
-def test_memory_that_runs_out_inside_a_layers_update(window, nth, monkeypatch):
+def test_11_memory_that_runs_out_inside_a_layers_update(window, nth, monkeypatch):
     """A layer that raises half-way misreports its length: what it held before is put back instead."""
 
     def make():
@@ -163,7 +163,7 @@ def test_memory_that_runs_out_inside_a_layers_update(window, nth, monkeypatch):
     assert run(model).tolist() == plain.tolist()
 
 
-def test_memory_that_runs_out_when_outputs_are_cut(monkeypatch):
+def test_11_memory_that_runs_out_when_outputs_are_cut(monkeypatch):
     options = dict(output_hidden_states=True, return_dict_in_generate=True)
     plain = run(rnd(), **options).sequences
     model = rnd()
@@ -180,7 +180,7 @@ def test_memory_that_runs_out_when_outputs_are_cut(monkeypatch):
     assert run(model, **options).sequences.tolist() == plain.tolist()
 
 
-def test_another_error_of_a_wide_forward_is_the_callers(toy, monkeypatch):
+def test_11_another_error_of_a_wide_forward_is_the_callers(toy, monkeypatch):
     plain = run(toy())
     model = toy(Cramped)
     handle = draftless.attach(model, EAGER, drafter=spoiled(plain[0]))
@@ -192,7 +192,7 @@ def test_another_error_of_a_wide_forward_is_the_callers(toy, monkeypatch):
     assert run(model).tolist() == plain.tolist() and handle.last.accepted > 0
 
 
-def test_threads_on_one_model(toy, do_sample):
+def test_11_threads_on_one_model(toy, do_sample):
     prompts = [PROMPT, OTHER, PROMPT[:, 4:], OTHER[:, 2:]] * 3
     # sampling threads share one generator: only that nothing breaks can be said
     plain = None if do_sample else [run(toy(), ids).tolist() for ids in prompts]
@@ -243,7 +243,7 @@ class CallsTheModel(LogitsProcessor):
 
 
 @pytest.mark.parametrize("how", ["forward", "cached", "generate", "prepare"])
-def test_calls_of_the_model_that_are_not_the_loops(toy, how):
+def test_11_calls_of_the_model_that_are_not_the_loops(toy, how):
     def once(model):
         processor = CallsTheModel(model, how)
         return run(model, logits_processor=[processor]).tolist(), processor.seen
@@ -256,7 +256,7 @@ def test_calls_of_the_model_that_are_not_the_loops(toy, how):
             torch.testing.assert_close(torch.tensor(mine), torch.tensor(theirs), rtol=1e-3, atol=1e-3)
 
 
-def test_guidance_scale(toy):
+def test_11_guidance_scale(toy):
     options = dict(guidance_scale=1.5, negative_prompt_ids=PROMPT[:, :5])
     assert run(attached(toy), **options).tolist() == run(toy(), **options).tolist()
 
@@ -276,7 +276,7 @@ class FeedsTheLoopsCache(LogitsProcessor):
         return scores + 0.1 * logits
 
 
-def test_a_processor_that_feeds_the_loops_cache(toy):
+def test_11_a_processor_that_feeds_the_loops_cache(toy):
     def once(model):
         cache = DynamicCache()
         processor = FeedsTheLoopsCache(model, cache)
@@ -289,7 +289,7 @@ def test_a_processor_that_feeds_the_loops_cache(toy):
     assert our_lengths == lengths
 
 
-def test_scoring_and_training_outside_generate(toy):
+def test_11_scoring_and_training_outside_generate(toy):
     model, twin = attached(toy), toy()
     run(model), run(twin)
     with torch.no_grad():
@@ -299,7 +299,7 @@ def test_scoring_and_training_outside_generate(toy):
     assert torch.equal(model.lm_head.weight.grad, twin.lm_head.weight.grad)
 
 
-def test_a_token_fed_by_hand_after_a_call(toy):
+def test_11_a_token_fed_by_hand_after_a_call(toy):
     logits = []
     for make in (toy, lambda: attached(toy, drafter=spoiled(run(toy())[0]))):
         model = make()
@@ -312,7 +312,7 @@ def test_a_token_fed_by_hand_after_a_call(toy):
 @pytest.mark.parametrize(
     "copied", [copy.deepcopy, copy.copy, lambda model: pickle.loads(pickle.dumps(model))]
 )
-def test_copies_of_an_attached_model_are_plain(toy, copied):
+def test_11_copies_of_an_attached_model_are_plain(toy, copied):
     model = attached(toy)
     run(model)
     twin = copied(model)
@@ -324,7 +324,7 @@ def test_copies_of_an_attached_model_are_plain(toy, copied):
     assert "forward" in vars(model)
 
 
-def test_save_pretrained_of_an_attached_model(toy, tmp_path):
+def test_11_save_pretrained_of_an_attached_model(toy, tmp_path):
     model = attached(toy)
     model.save_pretrained(tmp_path)
     loaded = type(model).from_pretrained(tmp_path)
@@ -332,7 +332,7 @@ def test_save_pretrained_of_an_attached_model(toy, tmp_path):
     assert run(loaded, eos_token_id=None, pad_token_id=0).tolist() == run(toy()).tolist()
 
 
-def test_detach_leaves_what_a_twin_has(toy):
+def test_11_detach_leaves_what_a_twin_has(toy):
     model, twin = toy(), toy()
     before = dict(vars(model))
     draftless.attach(model, EAGER)
@@ -345,7 +345,7 @@ def test_detach_leaves_what_a_twin_has(toy):
     assert model.forward.__func__ is type(model).forward
 
 
-def test_detach_gives_back_an_instance_attribute_that_was_there():
+def test_11_detach_gives_back_an_instance_attribute_that_was_there():
     model = rnd()
     original = type(model).forward.__get__(model)
 
@@ -361,7 +361,7 @@ def test_detach_gives_back_an_instance_attribute_that_was_there():
     assert model.forward is mine
 
 
-def test_detach_leaves_a_wrapper_put_on_later_and_falls_silent():
+def test_11_detach_leaves_a_wrapper_put_on_later_and_falls_silent():
     model = cyc()
     plain = run(model).tolist()
     draftless.attach(model, EAGER)
@@ -374,7 +374,7 @@ def test_detach_leaves_a_wrapper_put_on_later_and_falls_silent():
     assert run(model).tolist() == plain
 
 
-def test_a_model_detached_in_the_middle_of_a_call(toy):
+def test_11_a_model_detached_in_the_middle_of_a_call(toy):
     plain = run(toy()).tolist()
     model = attached(toy)
 
@@ -389,7 +389,7 @@ def test_a_model_detached_in_the_middle_of_a_call(toy):
     assert run(model).tolist() == plain
 
 
-def test_an_attached_model_is_freed_with_its_last_reference():
+def test_11_an_attached_model_is_freed_with_its_last_reference():
     model = attached(rnd)
     run(model)
     gone = weakref.ref(model)
@@ -401,7 +401,7 @@ def test_an_attached_model_is_freed_with_its_last_reference():
         gc.enable()
 
 
-def test_a_cache_given_by_the_user_records_its_past_no_longer_than_the_call():
+def test_11_a_cache_given_by_the_user_records_its_past_no_longer_than_the_call():
     cache = DynamicCache()
     model = attached(cyc)
     run(model, **{CACHE: cache})
