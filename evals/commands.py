@@ -231,7 +231,11 @@ def audit(model, n, seed, features, longest, only, threads, dtype, device, json_
 
 @cli.command()
 @click.option("--only", metavar="CLASS", multiple=True, help="Only this class; may be repeated.")
-@click.option("--write", type=click.File("w", lazy=False), help="Write the report, in Markdown, here.")
+@click.option(
+    "--write",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="Write the report, in Markdown, here.",
+)
 def breadth(only, write):
     """Try every causal language model class of the installed transformers, built small.
 
@@ -243,6 +247,9 @@ def breadth(only, write):
     from . import breadth as walk
     from . import show
 
+    if write:
+        write.parent.mkdir(parents=True, exist_ok=True)
+        write.touch()
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
     wanted = [(kind, name) for kind, name in walk.classes() if not only or name in only]
@@ -255,7 +262,7 @@ def breadth(only, write):
             rows.append(walk.check(kind, name))
     page = walk.markdown(rows)
     if write:
-        write.write(page)
+        write.write_text(page, encoding="utf-8")
     show.stdout_console().print(page, markup=False, soft_wrap=True)
     if any(row.status in ("different", "error") for row in rows):
         sys.exit(1)

@@ -103,24 +103,31 @@ def _gaps(model, made, at, ours):
 
 
 @torch.no_grad()
-def rounding(model, made, prefix):
-    """How far two scores after these ids move against each other when the ids are fed in other pieces."""
-    ids, start = torch.tensor([prefix], device=model.device), made.ids.shape[1]
+def rounding(model, made, row, everywhere=False) -> float:
+    """How far two scores move against each other when the same ids are fed in pieces of other widths.
+
+    After all of `row`; with `everywhere`, the most after any id that was written.
+    """
+    ids, start = torch.tensor([row], device=model.device), made.ids.shape[1]
     given = made.options.get("attention_mask")
     if given is not None:
         pads = int((given == 0).sum())
         ids, start = ids[:, pads:], start - pads
-    seen = [model(ids).logits[0, -1].double()]
+    seen = [model(ids).logits[0, start - 1 :].double()]
     seen += [_in_pieces(model, ids, start, width) for width in _WIDTHS]
-    seen = torch.stack([torch.nan_to_num(row, posinf=0.0, neginf=0.0) for row in seen])
+    seen = torch.nan_to_num(torch.stack(seen), posinf=0.0, neginf=0.0)
+    if not everywhere:
+        seen = seen[:, -1:]
     hotter = max(1.0, 1.0 / made.options.get("temperature", 1.0))
     return 2 * hotter * float((seen - seen[1]).abs().max())
 
 
 def _in_pieces(model, ids, start, width):
-    """Logits after `ids`: the first `start` of them in one forward, the others `width` at a time."""
+    """Logits from the last prompt id on: `start` ids in one forward, the others `width` at a time."""
     outputs = model(ids[:, :start], use_cache=True)
+    seen = [outputs.logits[0, -1:]]
     for at in range(start, ids.shape[1], width):
         more = {versions.CACHE: versions.cache_of(outputs)}
         outputs = model(ids[:, at : at + width], **more, use_cache=True)
-    return outputs.logits[0, -1].double()
+        seen.append(outputs.logits[0])
+    return torch.cat(seen).double()

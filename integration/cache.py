@@ -33,8 +33,8 @@ class CallCache:
     def __init__(self, cache):
         self.cache = cache
         self._inner = versions.self_attention(cache)
-        # some layers stand in for others and hold nothing
-        self._holding = [layer for layer in self._inner.layers if hasattr(layer, "get_seq_length")]
+        # some layers stand in for others and hold nothing; those with a convolution's state have no length
+        self._holding = [layer for layer in self._inner.layers if hasattr(layer, "crop")]
         self._recorded = [
             (layer, layer.record_past) for layer in self._inner.layers if hasattr(layer, "record_past")
         ]
@@ -59,27 +59,44 @@ class CallCache:
     def roll_back_to(self, length: int) -> None:
         """Remove what an interrupted forward left: every layer back to `length` entries."""
         for layer in self._holding:
-            extra = int(layer.get_seq_length()) - length
+            extra = _extra(layer, length)
             if extra > 0:
                 versions.remove([layer], extra)
 
     def snapshot(self) -> list:
         """Return what `restore` needs: growing layers make new tensors, so their attributes will do."""
-        return [
-            (layer, dict(vars(layer))) for layer in self._inner.layers if not hasattr(layer, "max_cache_len")
-        ]
+        growing = [layer for layer in self._inner.layers if not hasattr(layer, "max_cache_len")]
+        return [(layer, _copied(vars(layer))) for layer in growing]
 
     def restore(self, snapshot, length: int) -> None:
         """Undo a forward that broke off, inside a layer's own update perhaps, over `length` entries."""
         for layer, attributes in snapshot:
             vars(layer).clear()
-            vars(layer).update(attributes)
+            vars(layer).update(_copied(attributes))
         self.roll_back_to(length)
 
     def release(self) -> None:
         """Leave the cache as a plain call would: past recording as it was."""
         for layer, recorded in self._recorded:
             layer.record_past = recorded
+
+
+def _copied(attributes):
+    """Attributes, dictionaries of states copied too."""
+    return {name: dict(value) if isinstance(value, dict) else value for name, value in attributes.items()}
+
+
+def _extra(layer, length):
+    """How many entries a layer holds beyond `length`."""
+    if hasattr(layer, "get_seq_length"):
+        return int(layer.get_seq_length()) - length
+    kernels = getattr(layer, "conv_kernel_size", {})
+    grown = [
+        layer.conv_states[i].shape[-1] - size
+        for i, size in kernels.items()
+        if size is not None and layer.conv_states[i] is not None
+    ]
+    return max(grown, default=0)
 
 
 def reason_against(cache) -> str | None:

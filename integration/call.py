@@ -351,7 +351,7 @@ class Call:
         columns = self._cache.size or self._entries + n + 1
         reason = support.reason_against_outputs(outputs, n + 1, None if self._cache.records_past else columns)
         if reason is not None:
-            self._cache.roll_back_to(self._entries)
+            self._cache.roll_back(n + 1)
             self.run_plainly(reason)
             return None
         self._wide = Wide(draft, tokens, outputs, announced.ids.shape[1])

@@ -234,3 +234,11 @@ def test_a_fault_that_changes_no_token_is_found(fault, monkeypatch):
     fault(monkeypatch)
     found = audit.audit(rnd(), n=25, seed=0, features=("outputs",)).failures
     assert {one.what for one in found} == {LEFT[fault]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", TOYS.values(), ids=TOYS)
+def test_nothing_is_found_in_two_thousand_calls(make):
+    report = audit.audit(make(), n=2000, seed=audit.fresh_seed())
+    assert not report.failures
+    assert report.stats.reasons == {}

@@ -2,7 +2,21 @@
 
 import pytest
 import torch
-from toys import CACHE, OLD, PROMPT, VOCABULARY, compare, cyc, ready, redraw, rnd
+from toys import (
+    CACHE,
+    EAGER,
+    NEW_TOKENS,
+    OLD,
+    PROMPT,
+    VOCABULARY,
+    compare,
+    cyc,
+    ready,
+    redraw,
+    rnd,
+    run,
+    spoiled,
+)
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
@@ -12,6 +26,8 @@ from transformers import (
     WhisperConfig,
     WhisperForConditionalGeneration,
 )
+
+import draftless
 
 newest = pytest.mark.skipif(OLD, reason="this version of transformers cannot roll this cache back")
 TOKENS = dict(bos_token_id=1, eos_token_id=None, pad_token_id=0)
@@ -114,3 +130,44 @@ def test_9_hybrid_of_sliding_and_full_layers(attention, length, do_sample):
         return redrawn(rnd(Gemma3ForCausalLM, Gemma3TextConfig, **config), std=0.35)
 
     compare(make, PROMPT.repeat(1, 3)[:, :length], do_sample=do_sample, counts=length > 6)
+
+
+def lfm2():
+    from transformers import Lfm2Config, Lfm2ForCausalLM
+
+    kinds = ["conv", "full_attention"] * 2
+    return redrawn(rnd(Lfm2ForCausalLM, Lfm2Config, num_hidden_layers=4, layer_types=kinds), std=0.35)
+
+
+@newest
+@pytest.mark.parametrize("length", [2, 20])
+def test_9_hybrid_of_convolutions_and_attention(length, do_sample):
+    compare(lfm2, PROMPT[:, :length], do_sample=do_sample)
+
+
+@newest
+@pytest.mark.parametrize("layer", range(4))
+@pytest.mark.parametrize("error", [KeyboardInterrupt, torch.OutOfMemoryError])
+def test_9_a_forward_that_breaks_off_leaves_convolutions_as_they_were(layer, error):
+    plain = run(lfm2(), max_new_tokens=NEW_TOKENS)
+    model, seen = lfm2(), []
+    handle = draftless.attach(model, EAGER, drafter=spoiled(plain[0]))
+
+    def breaks_off(module, args, kwargs):
+        hidden = args[0] if args else kwargs["hidden_states"]
+        if 4 < hidden.shape[1] < 10:  # a draft's, neither the probe's nor the prefill
+            seen.append(None)
+            if len(seen) == 3:
+                raise error("no")
+
+    hook = model.model.layers[layer].register_forward_pre_hook(breaks_off, with_kwargs=True)
+    cache = DynamicCache(config=model.config)
+    try:
+        assert run(model, **{CACHE: cache}).tolist() == plain.tolist()
+        assert error is torch.OutOfMemoryError
+    except KeyboardInterrupt:
+        hook.remove()
+        length = cache.get_seq_length()
+        rest = model.generate(plain[:, : length + 1], max_new_tokens=8, do_sample=False, **{CACHE: cache})
+        assert rest.tolist() == plain[:, : length + 9].tolist()
+    assert len(seen) >= 3 and handle.last is not None
