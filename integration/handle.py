@@ -29,7 +29,7 @@ class Speculation:
 
     def __init__(self, model, config=None, drafter=None, cost=None):
         self._model = weakref.ref(model)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer may end a call while this thread holds it
         self._said = set()
         self.stats = Stats()
         self.last: Stats | None = None

@@ -1,9 +1,22 @@
 import os
+import random
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
+
+AUDIT_SEED = int(os.environ.get("AUDIT_SEED") or random.SystemRandom().randrange(10**6))
+
+
+def pytest_report_header():
+    return f"audit seed: {AUDIT_SEED} (a fresh one each time; AUDIT_SEED={AUDIT_SEED} pytest ... repeats it)"
+
+
+@pytest.fixture(scope="session")
+def audit_seed():
+    """Where the audits of this run begin."""
+    return AUDIT_SEED
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -18,10 +18,9 @@ from draftless.evals.fuzz import FEATURES, case  # noqa: E402
 
 
 @pytest.mark.parametrize("make", TOYS.values(), ids=TOYS)
-def test_nothing_is_found_on_a_toy(make):
-    seed = audit.fresh_seed()
-    report = audit.audit(make(), n=40, seed=seed, longest=48)
-    again = f"draftless audit --model toy-{make.__name__} --seed {seed} --only ..."
+def test_nothing_is_found_on_a_toy(make, audit_seed):
+    report = audit.audit(make(), n=40, seed=audit_seed, longest=48)
+    again = f"draftless audit --model toy-{make.__name__} --seed {audit_seed} --max-new-tokens 48 --only ..."
     assert not report.failures, (again, report.failures)
     assert report.runs == 40
     assert report.stats.accepted > 50 and report.stats.drafted - report.stats.accepted > 50
@@ -238,7 +237,7 @@ def test_a_fault_that_changes_no_token_is_found(fault, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", TOYS.values(), ids=TOYS)
-def test_nothing_is_found_in_two_thousand_calls(make):
-    report = audit.audit(make(), n=2000, seed=audit.fresh_seed())
+def test_nothing_is_found_in_two_thousand_calls(make, audit_seed):
+    report = audit.audit(make(), n=2000, seed=audit_seed)
     assert not report.failures
     assert report.stats.reasons == {}
