@@ -101,6 +101,7 @@ _OWN_SIZES = {
         num_buckets=2,
     ),
     "xlm": dict(lang_id=0, mask_token_id=5),
+    "xmod": dict(default_language="en_XX"),
     "lfm2_moe": dict(layer_types=["conv", "full_attention"] * 2),
     "ministral": dict(head_dim=8),
     "nemotron": dict(num_key_value_heads=2),

@@ -150,7 +150,7 @@ DIFFERENT = [
     ("gpt_neox", "GPTNeoXForCausalLM", "served"),
     ("deepseek_v4", "DeepseekV4ForCausalLM", "plain"),
     ("gemma4_text", "Gemma4ForCausalLM", "served"),
-    ("lfm3", "Lfm3ForCausalLM", "plain"),
+    ("lfm3", "Lfm3ForCausalLM", "served"),
     ("mamba", "MambaForCausalLM", "plain"),
     ("jamba", "JambaForCausalLM", "plain"),
     ("recurrent_gemma", "RecurrentGemmaForCausalLM", "plain"),
