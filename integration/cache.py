@@ -5,7 +5,7 @@ import copy
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import versions
+from . import outputs, versions
 
 _JUNK = 3  # tokens of the probe's wide forward, besides the first
 PROBE_ROOM = 1 + _JUNK  # entries that the probe writes, and takes back
@@ -165,7 +165,7 @@ def probe(model, prepare, forward, ids, kwargs) -> str | None:
     Parameters
     ----------
     prepare, forward : callables
-        The model's own `prepare_inputs_for_generation` and `forward`.
+        The model's own `prepare_inputs_for_generation` and `forward`, the latter with its settings.
     ids, kwargs
         As the loop gave them to `prepare`, for one decode step.
     """
@@ -196,44 +196,46 @@ def is_out_of_memory(error) -> bool:
 
 
 def _try(model, prepare, forward, ids, kwargs, held):
-    def logits(width, given=kwargs, more=0):
+    def run(width, given=kwargs, more=0):
         inputs = prepare(_longer(ids, width - 1 + more), **given)
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = width
-        return forward(**inputs, return_dict=True).logits
+        return forward(**inputs)
 
     length = len(held)
     wider = versions.lengthened(model, kwargs, _JUNK)
     with torch.no_grad():
-        first = logits(1)
+        first = run(1)
         next_step = versions.narrowed(versions.lengthened(model, kwargs, 1))
         if held.records_past:  # it keeps what one forward pushed out of its windows, not two
             twin = CallCache(copy.deepcopy(held.cache))
             twin.roll_back(0)
-            second = logits(1, _with(next_step, twin.cache), more=1)
+            second = run(1, _with(next_step, twin.cache), more=1)
         else:
-            second = logits(1, next_step, more=1)
+            second = run(1, next_step, more=1)
         held.roll_back(len(held) - length)
-        again = logits(1)
+        again = run(1)
         held.roll_back(1)
-        wide = logits(1 + _JUNK, wider)
-        if wide.shape[1] != 1 + _JUNK:
-            return f"the model gives logits for {wide.shape[1]} of {1 + _JUNK} tokens"
+        wide = run(1 + _JUNK, wider)
+        if wide.logits.shape[1] != 1 + _JUNK:
+            return f"the model gives logits for {wide.logits.shape[1]} of {1 + _JUNK} tokens"
         if len(held) != length + 1 + _JUNK:
             return "its cache does not grow by the tokens of a forward"
         held.roll_back(1 + _JUNK)
-        after = logits(1)
+        after = run(1)
         held.roll_back(1)
     if not (_close(again, first, _SAME) and _close(after, first, _SAME) and len(held) == length):
         return f"logits after rolling back its cache, a {type(held.cache).__name__}, differ from those before"
-    if not (_close(wide[:, :1], first, _NARROW) and _close(wide[:, 1:2], second, _NARROW)):
+    if not (_close(wide, first, _NARROW, at=0) and _close(wide, second, _NARROW, at=1)):
         return "a forward of several tokens gives other logits than forwards of one"
-    return None
+    return outputs.reason_against_states(first, wide)
 
 
-def _close(found, expected, allowed):
-    limit = allowed.get(expected.dtype, 0.1)
-    found, expected = (torch.nan_to_num(x[:, -1].double(), posinf=0.0, neginf=0.0) for x in (found, expected))
+def _close(found, expected, allowed, at=-1):
+    """Whether the logits of position `at` are those of a forward of one token, as far as is `allowed`."""
+    limit = allowed.get(expected.logits.dtype, 0.1)
+    pair = found.logits[:, at], expected.logits[:, -1]
+    found, expected = (torch.nan_to_num(logits.double(), posinf=0.0, neginf=0.0) for logits in pair)
     return bool((found - expected).norm() <= limit * expected.norm())
 
 

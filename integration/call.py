@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from transformers import StoppingCriteriaList
+from transformers import LogitsProcessorList, StoppingCriteriaList
 
 from ..lookup.draft import Draft
+from . import outputs as views
 from . import support, versions, warm
 from .cache import PROBE_ROOM, CallCache, is_out_of_memory
 from .stats import Stats
@@ -71,11 +72,16 @@ class Call:
 
     Attributes
     ----------
+    over : bool
+        Whether it has ended.
     late : bool
         Whether it began after its `generate` and has not ended: see `Hooks._logits_processor`.
+    before, frame
+        Of a late call: the one that ran before it, and what `generate` it belongs to.
     """
 
-    late = False
+    over = late = False
+    before = frame = None
 
     def __init__(self, hooks, speculation, config, arguments):
         self.hooks = hooks
@@ -105,6 +111,8 @@ class Call:
         self._offset = 0  # entries in the cache before that step's forward, minus those ids
         self._most_drafted = 1 << 30  # as far as memory is known to allow
         self._last_place = 0  # the last entry that the model and its cache have a place for
+        self._boundary = 0  # the first entry with which a forward is computed otherwise
+        self._unsettled = False  # the cache may hold entries of a wide forward that is not noted yet
         self._announced: Announced | None = None
         self._wide: Wide | None = None
 
@@ -157,6 +165,9 @@ class Call:
     def _announce(self, original, ids, kwargs):
         self._settle()
         inputs = original(ids, **kwargs)
+        if self._cache is not None and versions.cache_of(inputs) is None:  # the model reads all anew
+            self._cache.release()
+            self._cache = self._loop_cache = None
         self._announced = Announced(ids, kwargs, original, dict(inputs))  # who gets them may change them
         return inputs
 
@@ -188,6 +199,7 @@ class Call:
         if self.hooks.positions is not None:
             places.append(self.hooks.positions - shift)
         self._last_place = min(place for place in places if place is not None) - 1
+        self._boundary = (self.hooks.boundary or 0) - shift
         return True
 
     def _note(self, token, ids, source):
@@ -241,7 +253,7 @@ class Call:
         return outputs
 
     def _step(self, original, announced, kwargs):
-        draft, before = self._draft(announced)
+        draft, before = self._draft(announced, kwargs)
         while draft is not None and len(draft):
             try:
                 outputs = self._check(original, announced, kwargs, draft)
@@ -261,7 +273,7 @@ class Call:
         """After a wide forward that found too little memory: undo it and draft half as much from now on."""
         if not is_out_of_memory(error):
             raise error
-        self._running, self._open_clock, self._wide = False, None, None
+        self._running, self._open_clock, self._wide, self._unsettled = False, None, None, False
         self._cache.restore(before, self._entries)
         self._most_drafted = (width - 1) // 2
         self.speculation.say_once(
@@ -269,23 +281,24 @@ class Call:
             "Smaller drafts from the start: LookupConfig(max_draft=...)"
         )
 
-    def _draft(self, announced):
+    def _draft(self, announced, kwargs):
         """Return the draft to check now, None for none, and what the cache was before."""
         draft = self._proposed(announced.ids)
         if draft is None:
             return None, None
         before = self._cache.snapshot()
-        return (draft if self._is_trusted(announced, before) else None), before
+        return (draft if self._is_trusted(announced, kwargs, before) else None), before
 
-    def _is_trusted(self, announced, before) -> bool:
+    def _is_trusted(self, announced, kwargs, before) -> bool:
         """Before a call's first wide forward: whether one has been tried, or can be now, and was right."""
         if self._trusted:
             return True
-        if not self.hooks.is_probed(self._loop_cache) and self._places() < PROBE_ROOM:
+        settings = {name: value for name, value in kwargs.items() if isinstance(value, bool)}
+        if not self.hooks.is_probed(self._loop_cache, settings) and self._places() < PROBE_ROOM:
             return False
         self._running = True
         try:
-            reason = self.hooks.reason_by_probe(announced.prepare, announced.ids, announced.kwargs)
+            reason = self.hooks.reason_by_probe(announced.prepare, announced.ids, announced.kwargs, settings)
         except Exception as error:
             self._ran_out(error, 1, before)
             return False
@@ -335,7 +348,10 @@ class Call:
 
     def _places(self):
         """How many tokens after the last the model and its cache have a place for."""
-        return self._last_place - self._entries
+        last = self._last_place
+        if self._entries < self._boundary:
+            last = min(last, self._boundary - 1)
+        return last - self._entries
 
     def _check(self, original, announced, kwargs, draft):
         """Run the wide forward and return the logits of its first position; None if the model would not."""
@@ -347,19 +363,22 @@ class Call:
         inputs = {**{key: value for key, value in kwargs.items() if key not in inputs}, **inputs}
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = n + 1
+        self._unsettled = True
         outputs = self._run(original, inputs, width=n + 1)
         columns = self._cache.size or self._entries + n + 1
-        reason = support.reason_against_outputs(outputs, n + 1, None if self._cache.records_past else columns)
+        reason = views.reason_against_outputs(outputs, n + 1, None if self._cache.records_past else columns)
         if reason is not None:
             self._cache.roll_back(n + 1)
+            self._unsettled = False
             self.run_plainly(reason)
             return None
         self._wide = Wide(draft, tokens, outputs, announced.ids.shape[1])
+        self._unsettled = False
         return self._node()
 
     def _node(self):
         """Return the outputs of the position of the wide forward that the loop has come to."""
-        return support.node_of(self._wide.outputs, self._wide.at, grows=self._cache.size is None)
+        return views.node_of(self._wide.outputs, self._wide.at, grows=self._cache.size is None)
 
     def _run(self, original, kwargs, width):
         """Run a forward of the model's own; `width` None is the prefill."""
@@ -389,10 +408,12 @@ class Call:
 
     def _settle(self):
         """Roll the cache back to the committed tokens, and learn from the draft."""
-        wide, self._wide = self._wide, None
-        if wide is None:
+        if self._wide is None:
             return
+        self._unsettled = True
+        wide, self._wide = self._wide, None
         self._cache.roll_back(len(wide.tokens) - wide.at)
+        self._unsettled = False
         self.stats.count_draft(len(wide.tokens), wide.at)
         began = time.perf_counter()
         self._drafter.learn(wide.draft, range(wide.at))
@@ -403,7 +424,7 @@ class Call:
         self._stop_clock()
         self._count_last()
         if self._cache is not None:
-            if self._running:
+            if self._running or self._unsettled:
                 self._cache.roll_back_to(self._entries)
             else:
                 self._settle()
@@ -450,16 +471,36 @@ class Watched(StoppingCriteriaList):
     def __init__(self, criteria, call):
         super().__init__(criteria)
         self._call = call
-        self.when_done = None
+        self.when_done = self.when_failed = None
 
     def __call__(self, input_ids, scores, **kwargs):
-        self._call.committed(input_ids)
-        done = super().__call__(input_ids, scores, **kwargs)
+        try:
+            self._call.committed(input_ids)
+            done = super().__call__(input_ids, scores, **kwargs)
+        except BaseException:
+            if self.when_failed is not None:
+                self.when_failed()
+            raise
         if all(done.tolist()):
             self._call.end_loop()
             if self.when_done is not None:
                 self.when_done()
         return done
+
+
+class Guarded(LogitsProcessorList):
+    """The loop's own processors, telling of an error in one of them."""
+
+    def __init__(self, processors, when_failed):
+        super().__init__(processors)
+        self._when_failed = when_failed
+
+    def __call__(self, input_ids, scores, **kwargs):
+        try:
+            return super().__call__(input_ids, scores, **kwargs)
+        except BaseException:
+            self._when_failed()
+            raise
 
 
 def checked_draft(draft) -> Draft:

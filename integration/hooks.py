@@ -10,6 +10,7 @@ import contextlib
 import contextvars
 import functools
 import inspect
+import sys
 import threading
 import weakref
 
@@ -18,7 +19,7 @@ import torch
 
 from . import cache as caches
 from . import versions
-from .call import Call, Watched
+from .call import Call, Guarded, Watched
 from .handle import checked_config
 
 _RUNNING = contextvars.ContextVar("draftless_call", default=None)
@@ -37,8 +38,11 @@ def hooks_of(model) -> "Hooks | None":
 
 
 def running_call():
-    """Return the call whose loop runs in this thread, None outside `generate` or in a plain call."""
-    return _RUNNING.get()
+    """Return the call whose loop runs in this thread, None outside `generate`, PLAIN in a plain call."""
+    call = _RUNNING.get()
+    while isinstance(call, Call) and call.over:  # ended from another thread, by its finalizer
+        call = call.before
+    return call
 
 
 class Hooks:
@@ -52,6 +56,8 @@ class Hooks:
         Living `LookupProcessor`s of the model.
     positions : int or None
         Positions that the model can tell apart.
+    boundary : int or None
+        First position with which a whole forward is computed otherwise.
     """
 
     def __init__(self, model):
@@ -65,6 +71,7 @@ class Hooks:
         self._probed = {} if replaced else _PROBED.setdefault(model, {})
         self._vocabulary, self._no_words = _ids_to_avoid(model)
         self.positions = _positions(model)
+        self.boundary = _boundary(model)
 
     @classmethod
     @contextlib.contextmanager
@@ -171,6 +178,7 @@ class Hooks:
     # -- what the wrappers do ----------------------------------------------------------------------
 
     def _generate(self, _, original, args, kwargs):
+        self._end_left()
         call = self._new_call(args, kwargs)
         before = _RUNNING.set(call)
         if not isinstance(call, Call):
@@ -193,32 +201,43 @@ class Hooks:
     #
     # model.generate(..., logits_processor=[LookupProcessor(model)]): Python finds `generate` first, and
     # makes the processor after. Such a call begins where the loop's processors are gathered. It ends with
-    # its loop, or with the frames of a loop that failed, which alone hold its criteria.
+    # its loop, or with an error that passes through one of the wrappers, its processors or its criteria. An
+    # error elsewhere in the loop ends it at the next `generate`, or with the loop's frames, which alone
+    # hold its criteria.
 
     def _call_to_come(self):
         """Whether such a call may begin, answered as `_wrap` asks: None where a wrapped `generate` runs."""
-        wrapped = _RUNNING.get() is PLAIN or self._mine() is not None and not self._mine().late
+        wrapped = running_call() is PLAIN or self._mine() is not None and not self._mine().late
         return _ABSENT if self.processors and not wrapped else None
 
-    @staticmethod
-    def _note_arguments(_, original, args, kwargs):
+    def _note_arguments(self, _, original, args, kwargs):
+        self._end_left()
         names = ("custom_generate", "kwargs", "synced_gpus", "assistant_model")
-        _GIVEN.set({**dict(zip(names, args)), **kwargs})
+        given = {**dict(zip(names, args)), **kwargs}
+        _GIVEN.set({name: given.get(name) for name in names if name != "kwargs"})
         return original(*args, **kwargs)
+
+    def _end_left(self):
+        """End a call whose loop failed, and is kept from ending by whoever keeps its frames."""
+        left = self._mine()
+        if left is not None and left.late and not _is_on_stack(left.frame):
+            self._end_late(left, False)
 
     def _logits_processor(self, _, original, args, kwargs):
         processors = original(*args, **kwargs)
         speculation = self._processor_in((), kwargs)
-        left = self._mine()
-        if left is not None:  # by a loop that failed, whose frames someone keeps
-            self._end_late(left, False)
+        outer = self._mine()
+        if outer is not None:
+            outer.run_plainly("another generate of the model, looked up before, runs within it")
+            self._end_late(outer, False)
         if speculation is not None:
             given = {**(_GIVEN.get() or {}), "inputs": kwargs.get("encoder_input_ids")}
             call = Call(self, speculation, speculation.config, _arguments(self.model(), (), given))
-            call.late, call.before = True, _RUNNING.get()
+            call.late, call.before, call.frame = True, running_call(), _frame_of_generate()
             _RUNNING.set(call)
             with _LOCK:
                 self._calls += 1
+            processors = Guarded(processors, lambda: self._end_late(call, False))
         _GIVEN.set(None)
         return processors
 
@@ -227,6 +246,7 @@ class Hooks:
         left.atexit = False
         if isinstance(criteria, Watched):
             criteria.when_done = lambda: left.detach() and self._end_late(call, True)
+            criteria.when_failed = lambda: self._end_late(call, False)
 
     def _end_late(self, call, ended):
         if not call.late:
@@ -235,11 +255,13 @@ class Hooks:
         if _RUNNING.get() is call:
             _RUNNING.set(call.before)
         self._end(call, ended)
+        call.model = call.speculation = None  # another thread's context may go on holding the call
 
     def _end(self, call, ended):
         try:
             call.close(ended)
         finally:
+            call.over = True
             with _LOCK:
                 self._calls -= 1
                 self._remove_if_unused()
@@ -263,28 +285,28 @@ class Hooks:
         return next(mine, None)
 
     def _mine(self):
-        call = _RUNNING.get()
+        call = running_call()
         return call if isinstance(call, Call) and call.hooks is self else None
 
     @staticmethod
     def _prepare(call, original, args, kwargs):
-        return call.prepare(original, args[0], kwargs) if len(args) == 1 else original(*args, **kwargs)
+        if len(args) != 1:
+            return original(*args, **kwargs)
+        with _ending_if_late(call):
+            return call.prepare(original, args[0], kwargs)
 
     @staticmethod
     def _forward(call, original, args, kwargs):
-        return call.forward(original, args, kwargs)
+        with _ending_if_late(call):
+            return call.forward(original, args, kwargs)
 
     @staticmethod
     def _stopping_criteria(call, original, args, kwargs):
         config = args[0] if args else kwargs["generation_config"]
-        if not call.late:
-            return call.plan(config, original(*args, **kwargs))
-        try:
+        with _ending_if_late(call):
             criteria = call.plan(config, original(*args, **kwargs))
-        except BaseException:
-            call.hooks._end_late(call, False)
-            raise
-        call.hooks._watch_late(call, criteria)
+        if call.late:
+            call.hooks._watch_late(call, criteria)
         return criteria
 
     @staticmethod
@@ -309,20 +331,55 @@ class Hooks:
         """Return ids to index, those outside the vocabulary as one that is never drafted."""
         return np.where((ids < 0) | (ids >= self._vocabulary), self._vocabulary, ids)
 
-    def is_probed(self, cache) -> bool:
-        """Whether `reason_by_probe` has been answered for this kind of cache."""
-        return self._kind(cache) in self._probed
+    def is_probed(self, cache, settings) -> bool:
+        """Whether `reason_by_probe` has been answered for this kind of cache and these settings."""
+        return self._kind(cache, settings) in self._probed
 
-    def reason_by_probe(self, prepare, ids, kwargs) -> str | None:
-        """Return why wide forwards of this model cannot be trusted, None if they can; found out once."""
-        kind = self._kind(versions.cache_of(kwargs))
+    def reason_by_probe(self, prepare, ids, kwargs, settings) -> str | None:
+        """Return why wide forwards of this model cannot be trusted, None if they can; found out once.
+
+        `settings`: the arguments of the forward that are no tensors. Models run other code by them.
+        """
+        kind = self._kind(versions.cache_of(kwargs), settings)
         if kind not in self._probed:
-            self._probed[kind] = caches.probe(self.model(), prepare, self.own_forward, ids, kwargs)
+            forward = functools.partial(self.own_forward, **{**settings, "return_dict": True})
+            self._probed[kind] = caches.probe(self.model(), prepare, forward, ids, kwargs)
         return self._probed[kind]
 
-    def _kind(self, cache):
+    def _kind(self, cache, settings):
         model = self.model()
-        return (caches.kind(cache), model.dtype, getattr(model.config, "_attn_implementation", None))
+        attention = getattr(model.config, "_attn_implementation", None)
+        on = tuple(sorted(name for name, value in settings.items() if value is True))
+        return (caches.kind(cache), model.dtype, attention, on)
+
+
+class _ending_if_late:
+    """Ends a call that has no `generate` of ours around it with the error that leaves the block."""
+
+    def __init__(self, call):
+        self._call = call
+
+    def __enter__(self):
+        pass
+
+    def __exit__(self, kind, error, trace):
+        if kind is not None and self._call.late:
+            self._call.hooks._end_late(self._call, False)
+
+
+def _frame_of_generate():
+    """The frame, by its identity, of the `generate` that gathers its processors: it must not be kept."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "generate":
+        frame = frame.f_back
+    return id(frame)
+
+
+def _is_on_stack(identity):
+    frame = sys._getframe(1)
+    while frame is not None and id(frame) != identity:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _arguments(model, args, kwargs):
@@ -359,6 +416,26 @@ def _positions(model):
         and not any(word in name for word in ("encoder", "source") if f"de{word}" not in name)
     ]
     return min(sizes, default=None)
+
+
+def _boundary(model):
+    """The position from which on LongRoPE uses its other factors, for all positions of a forward.
+
+    Ding et al., LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens, 2024.
+    """
+    config, found = _text_config(model), []
+
+    def look(values):
+        for name, value in values.items():
+            if name == "original_max_position_embeddings" and isinstance(value, int):
+                found.append(value)
+            elif isinstance(value, dict):  # by kind of layer
+                look(value)
+
+    ropes = {name: getattr(config, name, None) for name in ("rope_parameters", "rope_scaling")}
+    if "longrope" in repr(ropes):
+        look({**ropes, **vars(config)})
+    return min(found, default=None)
 
 
 def _ids_to_avoid(model):

@@ -2,12 +2,14 @@
 
 import gc
 import inspect
+import threading
 import warnings
+import weakref
 
 import pytest
 import torch
-from toys import EAGER, NEW_TOKENS, PROMPT, Knows, cyc, rnd, run, spoiled
-from transformers import LogitsProcessorList, pipeline
+from toys import CACHE, EAGER, NEW_TOKENS, PROMPT, Knows, cyc, rnd, run, spoiled
+from transformers import DynamicCache, LogitsProcessorList, pipeline
 
 import draftless
 from draftless.integration.hooks import running_call
@@ -258,26 +260,66 @@ def test_a_processor_made_within_the_call_rolls_the_cache_back():
         assert cache.get_seq_length() == PROMPT.shape[1] + length - 1
 
 
-@pytest.mark.parametrize("kept", [False, True], ids=["exception forgotten", "exception kept"])
-def test_a_processor_made_within_the_call_leaves_nothing_after_an_exception(kept):
-    plain = run(cyc())
-    model, calls, errors = cyc(), [], []
+class Breaks:
+    """What breaks a call after nine tokens, in each of the places where a user's code may."""
 
-    def fails(ids, scores):
+    def __init__(self, error=KeyboardInterrupt):
+        self.error = error
+
+    def processor(self, ids, scores):
         if ids.shape[1] > PROMPT.shape[1] + 9:
-            raise KeyboardInterrupt
+            raise self.error
         return scores
 
+    def criterion(self, ids, scores, **kwargs):
+        self.processor(ids, scores)
+        return torch.zeros(len(ids), dtype=torch.bool)
+
+    def hook(self, model, args, kwargs, output):
+        if self.left == 0:
+            raise self.error
+        self.left -= 1
+
+    def put(self, tokens):
+        self.hook(None, None, None, None)
+
+    def end(self):
+        pass
+
+    def options(self, place, model):
+        self.left = 10
+        if place == "processor":
+            return dict(others=[self.processor])
+        if place == "criterion":
+            return dict(stopping_criteria=[self.criterion])
+        if place == "streamer":
+            return dict(streamer=self)
+        self.left = 5
+        self.removable = model.model.register_forward_hook(self.hook, with_kwargs=True)
+        return {}
+
+
+PLACES = ["processor", "criterion", "forward", "streamer"]
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["exception forgotten", "exception kept"])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_processor_made_within_the_call_leaves_nothing_after_an_exception(place, kept):
+    plain = run(cyc())
+    model, calls, errors, breaks = cyc(), [], [], Breaks()
     try:
-        inline(model, calls, others=[fails])
+        inline(model, calls, **breaks.options(place, model))
     except KeyboardInterrupt as error:
         if kept:
             errors.append(error)
+    if place == "forward":
+        breaks.removable.remove()
     gc.collect()
-    assert len(calls) == (0 if kept else 1)
+    assert len(calls) == (0 if kept and place == "streamer" else 1)
     assert kept or (not is_wrapped(model) and running_call() is None)
     assert model(PROMPT).logits.shape[1] == PROMPT.shape[1]
     assert run(model).tolist() == plain.tolist()
+    assert len(calls) == 1
     assert (
         model.generate(
             PROMPT, max_new_tokens=NEW_TOKENS, do_sample=False, logits_processor=[Telling(model, calls)]
@@ -289,6 +331,78 @@ def test_a_processor_made_within_the_call_leaves_nothing_after_an_exception(kept
     gc.collect()
     assert len(calls) == 2
     assert not is_wrapped(model) and running_call() is None
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("way", ["within", "attached"])
+def test_11_while_its_exception_lives_a_cache_of_the_users_is_as_plain_would_leave_it(place, way):
+    def broken(model, cache, calls=None):
+        breaks = Breaks()
+        options = breaks.options(place, model)
+        try:
+            if calls is None:
+                options["logits_processor"] = options.pop("others", [])
+                run(model, **options, **{CACHE: cache})
+            else:
+                inline(model, calls, drafter=spoiled(plain[0]), **options, **{CACHE: cache})
+        except KeyboardInterrupt as error:
+            if place == "forward":
+                breaks.removable.remove()
+            return error
+
+    plain = run(cyc(), max_new_tokens=40)
+    model = cyc()
+    ours, theirs = DynamicCache(config=model.config), DynamicCache(config=model.config)
+    kept = [broken(cyc(), theirs)]
+    if way == "attached":
+        draftless.attach(model, EAGER, drafter=spoiled(plain[0]))
+        kept.append(broken(model, ours))
+    else:
+        kept.append(broken(model, ours, []))
+    if place != "forward" and not (place == "streamer" and way == "within"):
+        assert ours.get_seq_length() == theirs.get_seq_length()
+    committed = plain[:, : ours.get_seq_length() + 1]
+    again = run(model, committed, max_new_tokens=12, **{CACHE: ours})
+    assert again.tolist() == plain[:, : committed.shape[1] + 12].tolist()
+    assert all(kept)
+
+
+def test_a_late_call_whose_exception_dies_in_another_thread_is_over_in_its_own():
+    model, plain, calls, kept = cyc(), run(cyc()), [], []
+
+    def breaks_and_goes_on():
+        try:
+            inline(model, calls, streamer=streamer)
+        except KeyboardInterrupt as error:
+            kept.append(error)
+        asked.set()
+        assert gone.wait(30)
+        seen.append(running_call())
+        seen.append(inline(model, calls).tolist())
+
+    streamer = Breaks()
+    streamer.left, seen = 10, []
+    asked, gone = threading.Event(), threading.Event()
+    thread = threading.Thread(target=breaks_and_goes_on)
+    thread.start()
+    assert asked.wait(30)
+    kept.clear()
+    gc.collect()
+    gone.set()
+    thread.join()
+    assert seen == [None, plain.tolist()]
+    assert len(calls) == 2 and calls[-1].accepted > 5
+
+
+def test_a_call_that_fails_before_its_processors_keeps_nothing_of_its_arguments():
+    model = cyc()
+    cache = DynamicCache(config=model.config)
+    gone = weakref.ref(cache)
+    with pytest.raises(ValueError, match="no_such_argument"):
+        inline(model, [], no_such_argument=1, **{CACHE: cache})
+    del cache
+    gc.collect()
+    assert gone() is None
 
 
 def test_a_processor_made_within_a_call_that_cannot_be_served_says_why_and_nothing_else(recwarn):

@@ -5,8 +5,9 @@ import json
 import pytest
 from toys import OLD, TOYS, rnd
 
-from draftless.integration import cache, hooks, support, versions
+from draftless.integration import cache, hooks, versions
 from draftless.integration import call as one_call
+from draftless.integration import outputs as views
 
 pytest.importorskip("click")
 from click.testing import CliRunner  # noqa: E402
@@ -206,8 +207,8 @@ def hands_out_the_neighbours_logits(monkeypatch):
         one["logits"] = one["logits"] + 0.01
         return one
 
-    whole = support.node_of
-    monkeypatch.setattr(support, "node_of", node_of)
+    whole = views.node_of
+    monkeypatch.setattr(views, "node_of", node_of)
 
 
 def leaves_out_hidden_states(monkeypatch):
@@ -217,8 +218,8 @@ def leaves_out_hidden_states(monkeypatch):
             one["hidden_states"] = one["hidden_states"][1:]
         return one
 
-    whole = support.node_of
-    monkeypatch.setattr(support, "node_of", shortened)
+    whole = views.node_of
+    monkeypatch.setattr(views, "node_of", shortened)
 
 
 LEFT = {

@@ -21,6 +21,12 @@ from transformers import (
     BartConfig,
     BartForConditionalGeneration,
     DynamicCache,
+    FalconConfig,
+    FalconForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
     WhisperConfig,
@@ -28,6 +34,7 @@ from transformers import (
 )
 
 import draftless
+from draftless.integration import hooks
 
 newest = pytest.mark.skipif(OLD, reason="this version of transformers cannot roll this cache back")
 TOKENS = dict(bos_token_id=1, eos_token_id=None, pad_token_id=0)
@@ -171,3 +178,72 @@ def test_9_a_forward_that_breaks_off_leaves_convolutions_as_they_were(layer, err
         rest = model.generate(plain[:, : length + 1], max_new_tokens=8, do_sample=False, **{CACHE: cache})
         assert rest.tolist() == plain[:, : length + 9].tolist()
     assert len(seen) >= 3 and handle.last is not None
+
+
+# -- models that compute a forward otherwise under some condition --------------------------------------
+
+
+def longrope(model_class, config_class, boundary):
+    rope = dict(short_factor=[1.0] * 4, long_factor=[4.0, 3.0, 2.0, 5.0], rope_theta=10000.0, factor=8.0)
+    rope |= dict(rope_type="longrope", original_max_position_embeddings=boundary)
+    rope = {"rope_scaling": rope | {"type": "longrope"}} if OLD else {"rope_parameters": rope}
+    sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
+    sizes |= dict(vocab_size=VOCABULARY, num_key_value_heads=2, max_position_embeddings=256)
+    config = config_class(**sizes, **TOKENS, original_max_position_embeddings=boundary, **rope)
+    return redrawn(model_class(config))
+
+
+@newest  # plain Phi-3 fails at its boundary before
+@pytest.mark.parametrize("kind", ["Llama", "Phi3"])
+@pytest.mark.parametrize("boundary", [PROMPT.shape[1] - 1, *range(PROMPT.shape[1], PROMPT.shape[1] + 14)])
+def test_drafts_do_not_cross_the_place_where_longrope_changes_its_factors(kind, boundary):
+    classes = {
+        "Llama": (LlamaForCausalLM, LlamaConfig),
+        "Phi3": (Phi3ForCausalLM, Phi3Config),
+    }[kind]
+    _, every = compare(lambda: longrope(*classes, boundary))
+    assert every[1].forwards < NEW_TOKENS
+
+
+@newest
+def test_a_model_is_tried_again_where_outputs_make_it_run_other_code():
+    # Falcon with ALiBi gives other logits when attention maps are asked for.
+    sizes = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, alibi=True)
+    config = FalconConfig(vocab_size=VOCABULARY, new_decoder_architecture=False, **sizes, **TOKENS)
+    model = redrawn(FalconForCausalLM(config), std=0.35)
+    maps = dict(output_attentions=True, return_dict_in_generate=True)
+    plain, told = run(model), run(model, **maps).sequences
+    with draftless.attached(model, EAGER, drafter=spoiled(plain[0])) as handle:
+        assert run(model).tolist() == plain.tolist()
+        assert run(model, **maps).sequences.tolist() == told.tolist()
+        assert run(model).tolist() == plain.tolist()
+        assert len({call_kind[-1] for call_kind in hooks.hooks_of(model)._probed}) == 2
+    assert handle.stats.tokens == 3 * NEW_TOKENS
+
+
+class Streams(type(rnd())):
+    """Hidden states of several streams a token, as hyper-connections have them: (1, length, 4, hidden)."""
+
+    def forward(self, *args, **kwargs):
+        outputs = super().forward(*args, **kwargs)
+        if outputs.hidden_states is not None:
+            outputs.hidden_states = tuple(
+                torch.stack([state + i for i in range(4)], dim=2) for state in outputs.hidden_states
+            )
+        return outputs
+
+
+def test_6_hidden_states_that_cannot_be_cut_run_plainly():
+    def make():
+        model = rnd()
+        model.__class__ = Streams
+        return model
+
+    options = dict(output_hidden_states=True, return_dict_in_generate=True)
+    plain, every = compare(make, served=False, **options)
+    assert all("hidden states" in one.reason for one in every)
+    model = make()
+    with draftless.attached(model, EAGER, drafter=spoiled(plain.sequences[0])):
+        ours = run(model, **options)
+    for step, other in zip(plain.hidden_states, ours.hidden_states, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(step, other, strict=True))

@@ -168,7 +168,7 @@ def test_11_memory_that_runs_out_when_outputs_are_cut(monkeypatch):
     plain = run(rnd(), **options).sequences
     model = rnd()
     draftless.attach(model, EAGER, drafter=spoiled(plain[0]))
-    whole, left = call.support.node_of, [3]
+    whole, left = call.views.node_of, [3]
 
     def cramped(*args, **kwargs):
         left[0] -= 1
@@ -176,7 +176,7 @@ def test_11_memory_that_runs_out_when_outputs_are_cut(monkeypatch):
             raise torch.OutOfMemoryError("no")
         return whole(*args, **kwargs)
 
-    monkeypatch.setattr(call.support, "node_of", cramped)
+    monkeypatch.setattr(call.views, "node_of", cramped)
     assert run(model, **options).sequences.tolist() == plain.tolist()
 
 
