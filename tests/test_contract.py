@@ -262,7 +262,7 @@ def test_6_scores_logits_and_hidden_states(toy):
 def test_6_hidden_states_with_more_axes_in_front():
     from transformers.modeling_outputs import CausalLMOutputWithPast
 
-    from draftless.integration.support import node_of
+    from draftless.integration.outputs import node_of
 
     states = (torch.randn(4, 1, 5, 8), torch.randn(1, 5, 8))
     node = node_of(CausalLMOutputWithPast(logits=torch.randn(1, 5, 9), hidden_states=states), 3)
